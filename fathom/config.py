@@ -1,0 +1,220 @@
+"""EngineConfig: every option of the engine, once, with its type, its default and one line of help.
+
+Configuration has three lives. A user writes it (some fields "auto" or None); `resolve.resolve` replaces those
+once, with a reason for each; after that it is frozen and passed down whole. What is only known later (the
+number of KV blocks, a max_model_len that had to be cut) is a separate value, `wire.messages.EngineReady`.
+Command-line flags and keyword arguments are generated from these fields.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from fathom.errors import ConfigError
+
+DEFAULT_MODEL = "smollm2-135m"
+
+
+def option(default: Any, help: str) -> Any:  # noqa: A002 - argparse's own word
+    """A config field: its default and its help line."""
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """Which model, and how it is loaded."""
+
+    model: str = option(DEFAULT_MODEL, "Folder, .gguf file, catalogue name or Hugging Face repo id.")
+    tokenizer: str | None = option(None, "Where the tokenizer is, if not with the model.")
+    revision: str | None = option(None, "Branch, tag or commit of a Hugging Face repo.")
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] = option(
+        "auto", "Type of weights and computation; auto picks what is right and fast on the device."
+    )
+    load_format: Literal["auto", "dummy"] = option("auto", "dummy: random weights from config.json alone.")
+    max_model_len: int | None = option(
+        None, "Longest sequence, prompt and answer; default: what the model allows."
+    )
+    seed: int | None = option(
+        None,
+        "Seed of requests that bring none of their own, and of dummy weights; None: a new one each start.",
+    )
+    generation_config: str = option(
+        "auto", "auto: take sampling defaults from the model's generation_config.json; none: ignore the file."
+    )
+    served_model_name: str | None = option(
+        None, "Name under which the model is served; default: the model's."
+    )
+    max_logprobs: int = option(20, "Most logprobs a request may ask for; -1: the whole vocabulary.")
+    logprobs_mode: Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"] = option(
+        "raw_logprobs", "What logprobs report: before (raw) or after (processed) filters and temperature."
+    )
+    logits_processors: tuple[str, ...] = option((), "Custom logits processors, as module:Class.")
+    enforce_eager: bool = option(False, "Never capture CUDA graphs (none are captured yet).")
+
+
+@dataclass(frozen=True)
+class CacheOptions:
+    """The paged KV cache."""
+
+    block_size: int = option(16, "Tokens in one KV block.")
+    kv_cache_memory_bytes: int | None = option(None, "Bytes for the KV cache; default: sized to the machine.")
+    gpu_memory_utilization: float = option(0.9, "CUDA: share of the device's memory that the engine may use.")
+    enable_prefix_caching: bool = option(True, "Reuse the KV blocks of prompts with a common beginning.")
+
+
+@dataclass(frozen=True)
+class SchedulerOptions:
+    """What goes into a step."""
+
+    max_num_seqs: int | None = option(None, "Most requests in one step; default 256.")
+    max_num_batched_tokens: int | None = option(None, "Most tokens computed in one step; default 2048.")
+    enable_chunked_prefill: bool = option(
+        True, "Compute long prompts in pieces between other requests' tokens."
+    )
+    long_prefill_token_threshold: int = option(0, "Most prompt tokens of one request in a step; 0: no limit.")
+    scheduling_policy: Literal["fcfs", "priority"] = option(
+        "fcfs", "Order of admission: first come first served, or lowest priority value first."
+    )
+
+
+@dataclass(frozen=True)
+class RuntimeOptions:
+    """Where and how the engine runs."""
+
+    device: Literal["auto", "cpu", "cuda"] = option("auto", "Device of weights and KV cache.")
+    multiprocess: bool | None = option(
+        None, "Run the engine in a process of its own; default: FATHOM_ENABLE_MULTIPROCESSING, else yes."
+    )
+    num_threads: int | None = option(
+        None, "CPU threads of the model; default: the cores this process may use."
+    )
+    ready_timeout_s: float | None = option(
+        None, "Seconds to wait for the engine process; default FATHOM_ENGINE_READY_TIMEOUT_S, else 600."
+    )
+    disable_log_stats: bool = option(False, "Do not collect scheduler statistics.")
+    show_progress: bool = option(True, "Show progress bars on long work such as loading weights.")
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """All options, in sections. Build one with `EngineConfig.from_options`."""
+
+    model: ModelOptions = field(default_factory=ModelOptions)
+    cache: CacheOptions = field(default_factory=CacheOptions)
+    scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
+    runtime: RuntimeOptions = field(default_factory=RuntimeOptions)
+
+    @classmethod
+    def from_options(cls, **options: Any) -> EngineConfig:
+        """Sort flat keyword options into their sections and check each value's type.
+
+        Raises:
+            TypeError: an option that does not exist, with the nearest name that does.
+            ConfigError: a value of the wrong type or outside its choices.
+        """
+        sections: dict[str, dict[str, Any]] = {name: {} for name in _SECTIONS}
+        for name, value in options.items():
+            if name not in _OPTION_HOME:
+                raise TypeError(unknown_option(name))
+            section, option_type = _OPTION_HOME[name]
+            sections[section][name] = _check_type(name, value, option_type)
+        config = cls(**{name: kind(**sections[name]) for name, kind in _SECTIONS.items()})
+        _check_ranges(config)
+        return config
+
+    def replace(self, **options: Any) -> EngineConfig:
+        """A copy with some flat options changed."""
+        merged = {name: getattr(getattr(self, home), name) for name, (home, _) in _OPTION_HOME.items()}
+        return EngineConfig.from_options(**(merged | options))
+
+
+_SECTIONS: dict[str, Any] = {
+    "model": ModelOptions,
+    "cache": CacheOptions,
+    "scheduler": SchedulerOptions,
+    "runtime": RuntimeOptions,
+}
+_OPTION_HOME: dict[str, tuple[str, Any]] = {
+    name: (section, hint)
+    for section, kind in _SECTIONS.items()
+    for name, hint in get_type_hints(kind).items()
+}
+
+
+def iter_options() -> Iterator[tuple[str, Any, Any, str]]:
+    """(name, type, default, help) of every option, in order: what flags and docs are generated from."""
+    for kind in _SECTIONS.values():
+        hints = get_type_hints(kind)
+        for item in dataclasses.fields(kind):
+            yield item.name, hints[item.name], item.default, item.metadata["help"]
+
+
+def unknown_option(name: str) -> str:
+    near = difflib.get_close_matches(name, _OPTION_HOME, n=1, cutoff=0.5)
+    return f"unknown engine option {name!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+
+
+def _check_type(name: str, value: Any, expected: Any) -> Any:
+    alternatives = get_args(expected) if get_origin(expected) not in (Literal, tuple, None) else (expected,)
+    for alternative in alternatives:
+        if get_origin(alternative) is Literal:
+            if value in get_args(alternative):
+                return value
+        elif get_origin(alternative) is tuple:
+            if isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value):
+                return tuple(value)
+        elif alternative is float and isinstance(value, (int, float)) and not isinstance(value, bool):
+            return float(value)
+        elif isinstance(value, alternative) and isinstance(value, bool) == (alternative is bool):
+            return value
+    raise ConfigError(
+        f"{name} must be {_type_words(alternatives)}, got {value!r}.", parameter=name, value=value
+    )
+
+
+def _type_words(alternatives: tuple[Any, ...]) -> str:
+    words = []
+    for kind in alternatives:
+        if get_origin(kind) is Literal:
+            words += [repr(choice) for choice in get_args(kind)]
+        elif get_origin(kind) is tuple:
+            words.append("a list of str")
+        else:
+            words.append("None" if kind is type(None) else kind.__name__)
+    return " or ".join(words)
+
+
+_MINIMUM = {
+    "max_model_len": 1,
+    "max_num_seqs": 1,
+    "max_num_batched_tokens": 1,
+    "block_size": 1,
+    "kv_cache_memory_bytes": 1,
+    "long_prefill_token_threshold": 0,
+    "max_logprobs": -1,
+    "num_threads": 1,
+}
+
+
+def _check_ranges(config: EngineConfig) -> None:
+    for name, low in _MINIMUM.items():
+        value = getattr(getattr(config, _OPTION_HOME[name][0]), name)
+        if value is not None and value < low:
+            raise ConfigError(f"{name} must be at least {low}, got {value}.", parameter=name, value=value)
+    share = config.cache.gpu_memory_utilization
+    if not 0 < share <= 1:
+        raise ConfigError(
+            f"gpu_memory_utilization must be in (0, 1], got {share}.",
+            parameter="gpu_memory_utilization",
+            value=share,
+        )
+    if config.model.generation_config not in ("auto", "none"):
+        raise ConfigError(
+            f"generation_config must be 'auto' or 'none', got {config.model.generation_config!r}.",
+            parameter="generation_config",
+            value=config.model.generation_config,
+        )

@@ -1,0 +1,143 @@
+"""EngineCore: the engine without a process around it. One step is schedule, execute, sample, update."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from fathom.core.control import ControlOperations
+from fathom.core.kv_cache.groups import longest_sequence, make_kv_cache_config
+from fathom.core.scheduler.scheduler import Scheduler
+from fathom.errors import ServerError
+from fathom.executor.base import Executor
+from fathom.executor.uniproc import UniprocExecutor
+from fathom.kv_cache_spec import KVCacheConfig
+from fathom.phases import Phases
+from fathom.plugins import load_general_plugins
+from fathom.wire.messages import (
+    AbortRequests,
+    AddRequests,
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineReady,
+    EngineSetup,
+    UtilityCall,
+    UtilityReply,
+)
+
+logger = logging.getLogger(__name__)
+
+
+class EngineCore:
+    """Schedules requests and runs the model.
+
+    Args:
+        setup: resolved config and model.
+        phases: the clock of the boot; a new one if the boot starts here.
+    """
+
+    def __init__(self, setup: EngineSetup, phases: Phases | None = None) -> None:
+        phases = phases or Phases()
+        load_general_plugins()
+        self.executor: Executor = UniprocExecutor(setup)
+        phases.mark("load model")
+        kv_cache_config, max_model_len = self._size_kv_cache(setup)
+        phases.mark("profile memory")
+        self.executor.initialize_from_config(kv_cache_config, max_model_len)
+        phases.mark("create KV cache")
+        self.executor.warm_up()
+        phases.mark("warm up")
+        self.scheduler = Scheduler(setup.config, kv_cache_config, max_model_len)
+        self._control = ControlOperations(self.scheduler, self.executor)
+        self._refused: list[EngineCoreOutput] = []
+        self.ready = EngineReady(
+            max_model_len=max_model_len,
+            num_kv_blocks=kv_cache_config.num_blocks,
+            block_size=kv_cache_config.block_size,
+            kv_cache_bytes=kv_cache_config.num_blocks * kv_cache_config.bytes_per_block,
+            phases=phases.all(),
+        )
+        phases.log(logger)
+
+    def add_requests(self, message: AddRequests) -> None:
+        self._refused += self.scheduler.add_requests(message)
+
+    def abort_requests(self, message: AbortRequests) -> None:
+        self.scheduler.finish_requests(message.request_ids)
+
+    def call(self, message: UtilityCall) -> UtilityReply:
+        """Run a control operation; its error becomes the reply, never the engine's end."""
+        return self._control.call(message)
+
+    def has_work(self) -> bool:
+        return self.scheduler.has_unfinished_requests() or bool(self._refused)
+
+    def step(self) -> EngineCoreOutputs:
+        """One step for the requests that there are, and the refusals since the last one."""
+        if self.scheduler.has_unfinished_requests():
+            outputs = self._run_step()
+        else:
+            outputs = EngineCoreOutputs([], timestamp=time.time())
+        outputs.outputs += self._refused
+        self._refused = []
+        return outputs
+
+    def close(self) -> None:
+        self.executor.shutdown()
+
+    def _run_step(self) -> EngineCoreOutputs:
+        """Schedule, execute, sample, update. An error in between ends the step's requests, not the engine."""
+        work = self.scheduler.schedule()
+        if not work.num_scheduled_tokens:
+            raise ServerError(f"no request can be scheduled: {self.scheduler.stats()}")
+        logger.debug("step %s", work.annotation)
+        try:
+            self.executor.execute_model(work)
+            result = self.executor.sample_tokens()
+        except Exception as error:
+            logger.exception("a step failed; its requests are ended, the engine goes on")
+            return self.scheduler.fail_step(work, f"the model step failed: {type(error).__name__}: {error}")
+        return self.scheduler.update_from_output(work, result)
+
+    def _size_kv_cache(self, setup: EngineSetup) -> tuple[KVCacheConfig, int]:
+        """The pool's layout, and max_model_len cut to what it can hold."""
+        scheduler, cache, model = setup.config.scheduler, setup.config.cache, setup.config.model
+        assert scheduler.max_num_seqs is not None
+        assert scheduler.max_num_batched_tokens is not None
+        assert model.max_model_len is not None
+        available = self.executor.determine_available_memory()
+        config = make_kv_cache_config(
+            self.executor.get_kv_cache_specs(),
+            cache.block_size,
+            available,
+            model.max_model_len,
+            scheduler.max_num_seqs,
+            scheduler.max_num_batched_tokens,
+        )
+        fitted = longest_sequence(
+            config.groups,
+            config.block_size,
+            config.num_blocks,
+            scheduler.max_num_batched_tokens,
+            model.max_model_len,
+        )
+        if fitted < model.max_model_len:
+            _warn_about_cut(model.max_model_len, fitted, config)
+        return config, fitted
+
+
+def _warn_about_cut(wanted: int, fitted: int, config: KVCacheConfig) -> None:
+    size = config.num_blocks * config.bytes_per_block
+    logger.warning(
+        "max_model_len is cut from %d to %d: the KV cache of %.2f GiB (%d blocks of %d tokens) holds no longer sequence. "
+        "To keep %d: give the cache more memory (kv_cache_memory_bytes=%d), free memory on this machine, "
+        "or set max_model_len=%d yourself to silence this warning.",
+        wanted,
+        fitted,
+        size / 2**30,
+        config.num_blocks,
+        config.block_size,
+        wanted,
+        -(-size * wanted // max(fitted, 1)),
+        fitted,
+    )

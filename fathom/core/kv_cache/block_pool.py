@@ -1,0 +1,116 @@
+"""BlockPool: who uses which KV block, and which free blocks still hold a prefix worth finding again.
+
+    free queue   [b7 b2 | b9 b4 b1 ...]      next to be handed out on the left
+                  empty   cached, least recently used first
+
+A block is in use (its reference count is the number of requests whose tables hold it) or in the free queue. A
+free block keeps its hash until it is handed out again; a hit takes it back out of the queue. Every operation
+is O(1) for each block that it touches.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+
+NULL_BLOCK = 0
+
+
+class BlockPool:
+    """A pool of `num_blocks` interchangeable blocks, block 0 being the null block that is never handed out.
+
+    `num_groups` KV groups cache their blocks under the same hashes but apart.
+    """
+
+    def __init__(self, num_blocks: int, num_groups: int = 1) -> None:
+        self.num_blocks = num_blocks
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks))
+        self._ref_counts = [0] * num_blocks
+        self._hashes: list[tuple[int, bytes] | None] = [None] * num_blocks
+        self._cached: list[dict[bytes, int]] = [{} for _ in range(num_groups)]
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    @property
+    def usage(self) -> float:
+        """Share of the blocks that are in use, 0 to 1."""
+        total = self.num_blocks - 1
+        return 1 - len(self._free) / total if total else 0.0
+
+    def find(self, group: int, block_hash: bytes) -> int | None:
+        """The block that holds this hash's tokens for this group, in use or free."""
+        return self._cached[group].get(block_hash)
+
+    def is_free(self, block: int) -> bool:
+        return self._ref_counts[block] == 0
+
+    def touch(self, blocks: Iterable[int]) -> None:
+        """Take one more reference to cached blocks; free ones leave the queue."""
+        for block in blocks:
+            if block == NULL_BLOCK:
+                continue
+            if self._ref_counts[block] == 0:
+                del self._free[block]
+            self._ref_counts[block] += 1
+
+    def allocate(self, count: int) -> list[int]:
+        """Hand out `count` blocks with one reference each; what they held is forgotten. The caller checked num_free."""
+        blocks = []
+        for _ in range(count):
+            block, _ = self._free.popitem(last=False)
+            self._forget(block)
+            self._ref_counts[block] = 1
+            blocks.append(block)
+        return blocks
+
+    def register(self, group: int, block: int, block_hash: bytes) -> None:
+        """Make a full block findable. If the same tokens are cached already, the older block stays the one found."""
+        if self._hashes[block] is None and self._cached[group].setdefault(block_hash, block) == block:
+            self._hashes[block] = (group, block_hash)
+
+    def release(self, blocks: Iterable[int]) -> None:
+        """Give up one reference to each block, in the order in which they may be evicted.
+
+        Blocks that nobody can find again go to the front of the queue, cached ones to its end.
+        """
+        for block in blocks:
+            if block == NULL_BLOCK:
+                continue
+            self._ref_counts[block] -= 1
+            if self._ref_counts[block] == 0:
+                self._free[block] = None
+                if self._hashes[block] is None:
+                    self._free.move_to_end(block, last=False)
+
+    def unregister(self, blocks: Iterable[int]) -> None:
+        """Make blocks unfindable, since what they hold is not to be trusted."""
+        for block in blocks:
+            self._forget(block)
+
+    def reset_cache(self) -> None:
+        """Forget every cached prefix; blocks in use stay in use."""
+        for cached in self._cached:
+            cached.clear()
+        self._hashes = [None] * self.num_blocks
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError if the books do not balance. For tests and idle moments: O(num_blocks)."""
+        for block in range(1, self.num_blocks):
+            assert (self._ref_counts[block] == 0) == (block in self._free), (
+                f"block {block} is free and in use"
+            )
+            assert self._ref_counts[block] >= 0, f"block {block} was released too often"
+            entry = self._hashes[block]
+            assert entry is None or self._cached[entry[0]].get(entry[1]) == block, f"block {block} is lost"
+        assert NULL_BLOCK not in self._free
+        assert self._hashes[NULL_BLOCK] is None
+        cached = sum(map(len, self._cached))
+        assert cached == sum(entry is not None for entry in self._hashes), "the cache holds a block twice"
+
+    def _forget(self, block: int) -> None:
+        entry = self._hashes[block]
+        if entry is not None:
+            del self._cached[entry[0]][entry[1]]
+            self._hashes[block] = None

@@ -1,0 +1,138 @@
+"""EngineCoreProc: EngineCore in a process of its own. A busy loop between two sockets and step()."""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import zmq
+from setproctitle import setproctitle
+
+from fathom.core.control import to_remote_error
+from fathom.core.engine_core import EngineCore
+from fathom.log import setup_logging
+from fathom.phases import Phases
+from fathom.wire.codec import Decoder, Encoder
+from fathom.wire.messages import (
+    AbortRequests,
+    AddRequests,
+    EngineFailed,
+    EngineHello,
+    StartEngine,
+    ToEngine,
+    UtilityCall,
+)
+from fathom.wire.sockets import input_address, open_socket, output_address, remove_socket_folder, send
+
+logger = logging.getLogger(__name__)
+_PARENT_CHECK_S = 0.5
+
+
+class EngineCoreProc:
+    """Feeds an EngineCore from the input socket and sends what each step gives to the output socket."""
+
+    def __init__(self, core: EngineCore, input_socket: Any, output_socket: Any) -> None:
+        self._core = core
+        self._input = input_socket
+        self._output = output_socket
+        self._decoder: Decoder[ToEngine] = Decoder(ToEngine)
+        self._encoder = Encoder()
+
+    def run_busy_loop(self) -> None:
+        """Take what has arrived, run a step, send its outputs; wait for messages only when there is no work.
+
+        It never returns: the process ends with its caller (see `_exit_with_caller`).
+        """
+        while True:
+            self._take_messages(block=not self._core.has_work())
+            if self._core.has_work():
+                outputs = self._core.step()
+                if outputs.outputs:
+                    send(self._output, self._encoder.encode(outputs))
+
+    def _take_messages(self, block: bool) -> None:
+        """Handle every message that is there, after waiting for one if asked to."""
+        while True:
+            try:
+                frames = self._input.recv_multipart(0 if block else zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            block = False
+            try:
+                self._handle(self._decoder.decode(frames))
+            except (msgspec.MsgspecError, ValueError):
+                logger.exception("a message that could not be read is ignored")
+
+    def _handle(self, message: ToEngine) -> None:
+        if isinstance(message, AddRequests):
+            self._core.add_requests(message)
+        elif isinstance(message, AbortRequests):
+            self._core.abort_requests(message)
+        elif isinstance(message, UtilityCall):
+            send(self._output, self._encoder.encode(self._core.call(message)))
+
+
+def run_engine_core(folder: Path) -> None:
+    """Connect, learn what to build, build it, say so, and serve until the caller is done."""
+    context = zmq.Context()
+    input_socket = open_socket(context, zmq.DEALER, connect=input_address(folder))
+    output_socket = open_socket(context, zmq.PUSH, connect=output_address(folder))
+    encoder = Encoder()
+    send(input_socket, encoder.encode(EngineHello(os.getpid())))
+    import fathom.worker.worker  # noqa: F401 - seconds of imports, while the caller reads the model's files
+
+    decoder: Decoder[ToEngine] = Decoder(ToEngine)
+    start = decoder.decode(input_socket.recv_multipart())
+    if not isinstance(start, StartEngine):
+        return
+    phases = Phases(start.spawn_time)
+    phases.mark("start process, import")
+    try:
+        core = EngineCore(start.setup, phases)
+    except Exception as error:
+        send(input_socket, encoder.encode(EngineFailed(to_remote_error(error))))
+        input_socket.close(linger=2000)
+        context.term()
+        sys.exit(1)
+    send(input_socket, encoder.encode(core.ready))
+    try:
+        EngineCoreProc(core, input_socket, output_socket).run_busy_loop()
+    finally:
+        core.close()
+
+
+def main(arguments: list[str]) -> None:
+    """The process's entry point: `<socket folder> <descriptor that closes when the caller is gone>`."""
+    folder, alive_fd = Path(arguments[0]), int(arguments[1])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the caller, who tells us what to do
+    setproctitle("fathom::EngineCore")
+    setup_logging()
+    threading.Thread(
+        target=_exit_with_caller, args=(alive_fd, folder), name="caller-watch", daemon=True
+    ).start()
+    try:
+        run_engine_core(folder)
+    except Exception:
+        logger.exception("the engine process ends on an error")
+        sys.exit(1)
+
+
+def _exit_with_caller(alive_fd: int, folder: Path) -> None:
+    """End this process, in the middle of a step if need be, when the caller closes its end of the pipe or is gone.
+
+    The parent's id is watched too, since a process that the caller forked may keep the pipe open.
+    """
+    parent = os.getppid()
+    while os.getppid() == parent:
+        readable, _, _ = select.select([alive_fd], [], [], _PARENT_CHECK_S)
+        if readable:
+            break
+    remove_socket_folder(folder)
+    os._exit(0)

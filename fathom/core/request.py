@@ -1,0 +1,113 @@
+"""Request: the scheduler's form of a request. Tokens, one cursor, and the hashes of its full blocks."""
+
+from __future__ import annotations
+
+from array import array
+from enum import IntEnum
+
+import numpy as np
+
+from fathom.core.kv_cache.hashing import BlockHasher
+from fathom.params import SamplingParams
+from fathom.wire.messages import EngineCoreRequest, FinishReason
+
+
+class RequestStatus(IntEnum):
+    WAITING = 0
+    RUNNING = 1
+    PREEMPTED = 2
+    FINISHED = 3
+
+
+class Request:
+    """One request as the scheduler sees it.
+
+    There is no prefill and no decode, only a cursor, `num_computed_tokens`, that runs after `num_tokens`: a new
+    request is a whole prompt behind, a request that generates is one token behind.
+    """
+
+    __slots__ = (
+        "arrival_time",
+        "block_hashes",
+        "choice",
+        "extra_key",
+        "key",
+        "max_tokens",
+        "num_cached_tokens",
+        "num_computed_tokens",
+        "num_preemptions",
+        "num_prompt_tokens",
+        "params",
+        "priority",
+        "prompt_logprobs_sent",
+        "request_id",
+        "scheduled_time",
+        "seed",
+        "status",
+        "stop_token_ids",
+        "token_ids",
+    )
+
+    def __init__(
+        self, source: EngineCoreRequest, prompt: np.ndarray, params: SamplingParams, key: tuple[int, int]
+    ) -> None:
+        self.request_id = source.request_id
+        self.params = params
+        self.seed = source.seed
+        self.choice = source.choice
+        self.arrival_time = source.arrival_time
+        self.priority = source.priority
+        self.key = key  # place in the order of service, lowest first
+        self.extra_key = extra_key(source.cache_salt, source.lora_name)
+        self.token_ids = array("i", prompt.astype(np.int32, copy=False).tobytes())
+        self.num_prompt_tokens = len(self.token_ids)
+        self.num_computed_tokens = 0
+        self.num_cached_tokens = -1  # -1: not admitted yet
+        self.num_preemptions = 0
+        self.scheduled_time = 0.0
+        self.max_tokens = params.max_tokens or 2**31
+        self.stop_token_ids = frozenset(params.stop_token_ids or ())
+        self.block_hashes: list[bytes] = []
+        self.prompt_logprobs_sent = params.prompt_logprobs is None
+        self.status = RequestStatus.WAITING
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    def hash_full_blocks(self, hasher: BlockHasher, num_blocks: int) -> None:
+        """Extend `block_hashes` to the first `num_blocks` blocks; all of their tokens must exist."""
+        hashes = self.block_hashes
+        size = hasher.block_size
+        while len(hashes) < num_blocks:
+            start = len(hashes) * size
+            parent = hashes[-1] if hashes else b""
+            hashes.append(hasher.hash(parent, self.token_ids[start : start + size].tobytes(), self.extra_key))
+
+    def append(self, token_id: int, max_model_len: int) -> tuple[FinishReason | None, int | None]:
+        """Add a sampled token; returns (finish reason, stop token id) or (None, None)."""
+        self.token_ids.append(token_id)
+        num_output = len(self.token_ids) - self.num_prompt_tokens
+        params = self.params
+        if num_output >= params.min_tokens:
+            if not params.ignore_eos and token_id in params.eos_token_ids:
+                return FinishReason.STOP, None
+            if token_id in self.stop_token_ids:
+                return FinishReason.STOP, token_id
+        if num_output >= self.max_tokens or len(self.token_ids) >= max_model_len:
+            return FinishReason.LENGTH, None
+        return None, None
+
+
+def extra_key(cache_salt: str | None, lora_name: str | None) -> bytes:
+    """What keeps equal tokens of different tenants or adapters apart. Tagged, so that a salt "x" is not a LoRA "x"."""
+    parts = []
+    if cache_salt is not None:
+        parts.append(b"salt:" + cache_salt.encode())
+    if lora_name is not None:
+        parts.append(b"lora:" + lora_name.encode())
+    return b"".join(len(part).to_bytes(4, "little") + part for part in parts)

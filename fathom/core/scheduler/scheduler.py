@@ -1,0 +1,286 @@
+"""The scheduler: decides, before each step, how many tokens of which requests it computes.
+
+There is no prefill phase and no decode phase. Each request has `num_tokens` that exist and `num_computed_tokens`
+whose keys and values are in the cache; a step closes part of that deficit, for as many requests as the token
+budget, the number of rows and the free KV blocks allow. The running requests come first, in order of service;
+what is left of the budget admits waiting ones. If a running request needs a block and none is free, the last one
+in the order gives its blocks back and waits again, to be recomputed later. The first in the order is thus never
+held up, and since no request is accepted that does not fit alone, every request ends.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import insort
+from collections.abc import Iterable
+from operator import attrgetter
+
+import numpy as np
+
+from fathom.config import EngineConfig
+from fathom.core.kv_cache.manager import Blocks, KVCacheManager
+from fathom.core.request import Request, RequestStatus
+from fathom.core.scheduler.queues import RequestQueue
+from fathom.core.scheduler.update import StepUpdate
+from fathom.kv_cache_spec import KVCacheConfig
+from fathom.step import ModelRunnerOutput, NewRequestData, SchedulerOutput
+from fathom.wire.messages import (
+    AddRequests,
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    FinishReason,
+    SchedulerStats,
+)
+
+_KEY = attrgetter("key")
+
+
+class Scheduler:
+    """Owns every request of the engine from arrival to end, and the KV blocks they hold.
+
+    Args:
+        config: a resolved config.
+        kv_cache_config: the pool's layout.
+        max_model_len: longest sequence, as fitted to the pool.
+    """
+
+    def __init__(self, config: EngineConfig, kv_cache_config: KVCacheConfig, max_model_len: int) -> None:
+        options = config.scheduler
+        assert options.max_num_seqs is not None, "the config is not resolved"
+        assert options.max_num_batched_tokens is not None, "the config is not resolved"
+        self.max_num_seqs = options.max_num_seqs
+        self.max_num_batched_tokens = options.max_num_batched_tokens
+        self.max_model_len = max_model_len
+        self.kv_cache = KVCacheManager(
+            kv_cache_config,
+            enable_prefix_caching=config.cache.enable_prefix_caching,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+        )
+        self.requests: dict[str, Request] = {}
+        self.waiting = RequestQueue()
+        self.running: list[Request] = []  # in order of service
+        self.num_preemptions = 0
+        self._chunked_prefill = options.enable_chunked_prefill
+        self._long_prefill = options.long_prefill_token_threshold or self.max_num_batched_tokens
+        self._by_priority = options.scheduling_policy == "priority"
+        self._num_arrived = 0
+        self._num_steps = 0
+        self._left_batch: list[str] = []  # ids whose rows the worker must drop
+
+    # ---------------------------------------------------------------- arrivals and departures
+
+    def add_requests(self, message: AddRequests) -> list[EngineCoreOutput]:
+        """Queue requests; returns an error output for each that could never be scheduled or is a duplicate."""
+        refused = []
+        for source in message.requests:
+            prompt = message.prompts[source.prompt]
+            problem = self._cannot_serve(source.request_id, len(prompt))
+            if problem is not None:
+                refused.append(_error_output(source.request_id, problem))
+                continue
+            key = (source.priority if self._by_priority else 0, self._num_arrived)
+            self._num_arrived += 1
+            request = Request(source, prompt, message.params[source.params], key)
+            self.requests[request.request_id] = request
+            self.waiting.push(request)
+        return refused
+
+    def finish_requests(self, request_ids: Iterable[str]) -> list[str]:
+        """Drop requests, wherever they are; returns those that existed. Unknown ids are ignored."""
+        finished = []
+        for request_id in request_ids:
+            request = self.requests.get(request_id)
+            if request is not None:
+                self._finish(request)
+                finished.append(request_id)
+        self.running = [request for request in self.running if request.status is RequestStatus.RUNNING]
+        return finished
+
+    def has_unfinished_requests(self) -> bool:
+        return bool(self.requests)
+
+    # ---------------------------------------------------------------- one step
+
+    def schedule(self) -> SchedulerOutput:
+        """Choose the step's work and advance each chosen request's cursor over it.
+
+        The cursor is ahead of the worker from here until `update_from_output`.
+        """
+        output = SchedulerOutput(
+            num_scheduled_tokens={},
+            total_num_scheduled_tokens=0,
+            new_requests=[],
+            new_block_ids={},
+            finished_request_ids=[],
+            num_context_requests=0,
+            num_context_tokens=0,
+        )
+        budget, preempted = self._schedule_running(output, self.max_num_batched_tokens)
+        if not preempted:
+            budget = self._admit_waiting(output, budget)
+        output.total_num_scheduled_tokens = self.max_num_batched_tokens - budget
+        output.finished_request_ids, self._left_batch = self._left_batch, []
+        self._num_steps += 1
+        return output
+
+    def update_from_output(self, step: SchedulerOutput, result: ModelRunnerOutput) -> EngineCoreOutputs:
+        """Apply what the step produced: append tokens, end requests, and say what to tell the caller."""
+        update = StepUpdate(self.max_model_len)
+        for request_id in step.num_scheduled_tokens:
+            request = self.requests.get(request_id)
+            if request is None:
+                continue
+            if request_id in result.errors:
+                update.fail(request, result.errors[request_id])
+                self._finish(request, keep_cached=False)
+            elif update.apply(request, result):
+                self._finish(request)
+        if update.any_finished:
+            self.running = [request for request in self.running if request.status is RequestStatus.RUNNING]
+        return update.outputs(result, self.stats())
+
+    def fail_step(self, step: SchedulerOutput, message: str) -> EngineCoreOutputs:
+        """End every request of a step that could not be executed; the others go on."""
+        errors = dict.fromkeys(step.num_scheduled_tokens, message)
+        return self.update_from_output(step, ModelRunnerOutput(sampled_token_ids={}, errors=errors))
+
+    def stats(self) -> SchedulerStats:
+        return SchedulerStats(
+            num_running=len(self.running),
+            num_waiting=len(self.waiting),
+            kv_cache_usage=self.kv_cache.pool.usage,
+            prefix_cache_queries=self.kv_cache.prefix_cache_queries,
+            prefix_cache_hits=self.kv_cache.prefix_cache_hits,
+            num_preemptions=self.num_preemptions,
+            num_steps=self._num_steps,
+        )
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError unless requests, queues and blocks agree. For tests and idle moments."""
+        assert len(self.requests) == len(self.running) + len(self.waiting), "a request is lost"
+        assert len(self.running) <= self.max_num_seqs
+        assert all(request.status is RequestStatus.RUNNING for request in self.running)
+        assert [request.key for request in self.running] == sorted(request.key for request in self.running)
+        self.kv_cache.check_invariants(self.running)
+
+    # ---------------------------------------------------------------- pass 1: running requests
+
+    def _schedule_running(self, output: SchedulerOutput, budget: int) -> tuple[int, bool]:
+        """Give each running request its deficit, in order; returns (budget left, whether anyone was preempted)."""
+        preempted = False
+        index = 0
+        running = self.running
+        scheduled = output.num_scheduled_tokens
+        allocate = self.kv_cache.allocate_slots
+        while index < len(running) and budget > 0:
+            request = running[index]
+            num_new = len(request.token_ids) - request.num_computed_tokens
+            if num_new > 1:
+                num_new = min(num_new, self._long_prefill, budget)
+            blocks = allocate(request, num_new)
+            while blocks is None:
+                preempted = True
+                victim = running.pop()
+                self._preempt(victim)
+                if victim is request:
+                    return budget, True
+                blocks = allocate(request, num_new)
+            if blocks:
+                output.new_block_ids[request.request_id] = blocks
+            if request.num_computed_tokens < request.num_prompt_tokens:
+                output.num_context_requests += 1
+                output.num_context_tokens += num_new
+            scheduled[request.request_id] = num_new
+            request.num_computed_tokens += num_new
+            budget -= num_new
+            index += 1
+        return budget, preempted
+
+    def _preempt(self, request: Request) -> None:
+        self.kv_cache.free(request)
+        request.num_computed_tokens = 0
+        request.num_preemptions += 1
+        request.status = RequestStatus.PREEMPTED
+        self.num_preemptions += 1
+        self._left_batch.append(request.request_id)
+        self.waiting.push(request)
+
+    # ---------------------------------------------------------------- pass 2: waiting requests
+
+    def _admit_waiting(self, output: SchedulerOutput, budget: int) -> int:
+        """Admit waiting requests in order until something runs out; returns the budget left."""
+        while budget > 0 and len(self.running) < self.max_num_seqs:
+            request = self.waiting.peek()
+            if request is None:
+                break
+            cached, num_cached = self.kv_cache.find_cached_prefix(request)
+            num_new = min(request.num_tokens - num_cached, self._long_prefill)
+            if not self._chunked_prefill and num_new > budget:
+                break
+            num_new = min(num_new, budget)
+            if not self._take_blocks(request, cached, num_cached, num_new):
+                break
+            self.waiting.pop()
+            self._start(request, num_cached, num_new, output)
+            budget -= num_new
+        return budget
+
+    def _take_blocks(self, request: Request, cached: Blocks, num_cached: int, num_new: int) -> bool:
+        if not self.kv_cache.can_hold(request, cached, num_cached):
+            return False
+        self.kv_cache.admit(request, cached)
+        request.num_computed_tokens = num_cached
+        if self.kv_cache.allocate_slots(request, num_new) is None:
+            self.kv_cache.free(request)
+            request.num_computed_tokens = 0
+            return False
+        return True
+
+    def _start(self, request: Request, num_cached: int, num_new: int, output: SchedulerOutput) -> None:
+        self.kv_cache.record_lookup(request, num_cached)
+        if request.num_cached_tokens < 0:
+            request.num_cached_tokens = num_cached
+            request.scheduled_time = time.time()
+        request.status = RequestStatus.RUNNING
+        insort(self.running, request, key=_KEY)
+        output.new_requests.append(
+            NewRequestData(
+                request_id=request.request_id,
+                token_ids=np.array(request.token_ids, dtype=np.int32),
+                num_prompt_tokens=request.num_prompt_tokens,
+                num_computed_tokens=num_cached,
+                block_ids=self.kv_cache.block_ids(request),
+                sampling_params=request.params,
+                seed=request.seed,
+                choice=request.choice,
+            )
+        )
+        output.num_scheduled_tokens[request.request_id] = num_new
+        output.num_context_requests += 1
+        output.num_context_tokens += num_new
+        request.num_computed_tokens += num_new
+
+    # ---------------------------------------------------------------- helpers
+
+    def _cannot_serve(self, request_id: str, num_prompt_tokens: int) -> str | None:
+        if request_id in self.requests:
+            return f"request id {request_id!r} is in use"
+        if not 0 < num_prompt_tokens < self.max_model_len:
+            return (
+                f"a prompt of {num_prompt_tokens} tokens cannot be served: "
+                f"it needs between 1 and {self.max_model_len - 1} tokens"
+            )
+        return None
+
+    def _finish(self, request: Request, *, keep_cached: bool = True) -> None:
+        if request.status is RequestStatus.RUNNING:
+            self.kv_cache.free(request, keep_cached=keep_cached)
+            self._left_batch.append(request.request_id)
+        else:
+            self.waiting.remove(request)
+        request.status = RequestStatus.FINISHED
+        del self.requests[request.request_id]
+
+
+def _error_output(request_id: str, message: str) -> EngineCoreOutput:
+    return EngineCoreOutput(request_id, [], finish_reason=FinishReason.ERROR, error=message)

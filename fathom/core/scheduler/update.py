@@ -1,0 +1,51 @@
+"""StepUpdate: turns a step's result into new tokens of requests and into outputs for the caller."""
+
+from __future__ import annotations
+
+import time
+
+from fathom.core.request import Request
+from fathom.step import ModelRunnerOutput
+from fathom.wire.messages import EngineCoreOutput, EngineCoreOutputs, FinishReason, SchedulerStats
+
+
+class StepUpdate:
+    """Collects one step's outputs, request by request."""
+
+    def __init__(self, max_model_len: int) -> None:
+        self._max_model_len = max_model_len
+        self._outputs: list[EngineCoreOutput] = []
+        self.any_finished = False
+
+    def apply(self, request: Request, result: ModelRunnerOutput) -> bool:
+        """Append the request's sampled token, if it has one; returns whether the request is finished."""
+        request_id = request.request_id
+        token_id = result.sampled_token_ids.get(request_id)
+        if token_id is None:
+            return False
+        finish_reason, stop_reason = request.append(token_id, self._max_model_len)
+        output = EngineCoreOutput(
+            request_id,
+            [token_id],
+            finish_reason,
+            stop_reason,
+            result.logprobs_rows.get(request_id, -1) if result.logprobs_rows else -1,
+            num_cached_tokens=request.num_cached_tokens,
+            num_preemptions=request.num_preemptions,
+            scheduled_time=request.scheduled_time,
+        )
+        if not request.prompt_logprobs_sent:
+            output.prompt_logprobs = result.prompt_logprobs.get(request_id)
+            request.prompt_logprobs_sent = True
+        self._outputs.append(output)
+        self.any_finished |= finish_reason is not None
+        return finish_reason is not None
+
+    def fail(self, request: Request, message: str) -> None:
+        """Tell the caller that this request failed."""
+        output = EngineCoreOutput(request.request_id, [], finish_reason=FinishReason.ERROR, error=message)
+        self._outputs.append(output)
+        self.any_finished = True
+
+    def outputs(self, result: ModelRunnerOutput, stats: SchedulerStats) -> EngineCoreOutputs:
+        return EngineCoreOutputs(self._outputs, result.logprobs, stats, time.time())

@@ -1,0 +1,45 @@
+"""Command-line flags of the engine, generated from config.py: one flag per option, its help line and default."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any, Literal, get_args, get_origin
+
+from fathom.config import EngineConfig, iter_options
+
+_NOT_SET = argparse.SUPPRESS  # so that only flags that were given reach the config
+
+
+def add_engine_flags(parser: argparse.ArgumentParser, *, leave_out: tuple[str, ...] = ()) -> None:
+    """Add a --kebab-case flag for every option of the config."""
+    group = parser.add_argument_group("engine options")
+    for name, kind, default, help_line in iter_options():
+        if name not in leave_out:
+            text = f"{help_line} (default: {default})".replace("%", "%%")
+            group.add_argument(
+                f"--{name.replace('_', '-')}",
+                dest=f"engine.{name}",
+                default=_NOT_SET,
+                help=text,
+                **_how(kind),
+            )
+
+
+def config_from_flags(options: argparse.Namespace, **defaults: Any) -> EngineConfig:
+    """The EngineConfig that the given flags describe, on top of `defaults`."""
+    prefix = "engine."
+    given = {name[len(prefix) :]: value for name, value in vars(options).items() if name.startswith(prefix)}
+    return EngineConfig.from_options(**(defaults | given))
+
+
+def _how(kind: Any) -> dict[str, Any]:
+    """argparse's keywords for a type."""
+    alternatives = [item for item in get_args(kind) if item is not type(None)] or [kind]
+    if get_origin(kind) is Literal:
+        return {"choices": get_args(kind)}
+    if get_origin(kind) is tuple:
+        return {"nargs": "+"}
+    first = alternatives[0]
+    if first is bool:
+        return {"action": argparse.BooleanOptionalAction}
+    return {"type": first, "metavar": first.__name__.upper()}

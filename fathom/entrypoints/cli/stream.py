@@ -1,0 +1,139 @@
+"""Conversation: an engine, the turns so far, and answers printed as they come. What `generate` and `chat` share."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+from fathom.config import EngineConfig
+from fathom.errors import RequestFailedError, ValidationError
+from fathom.frontend.chat_template import render_chat
+from fathom.frontend.engine import LLMEngine
+from fathom.frontend.input_processor import Prompt
+from fathom.params import RequestOutputKind, SamplingParams
+
+
+@dataclass(frozen=True)
+class Answer:
+    """text: the whole answer. summary: tokens, times and why it ended, in one line."""
+
+    text: str
+    summary: str
+
+
+class Conversation:
+    """Turns of one conversation with one engine."""
+
+    def __init__(self, config: EngineConfig, system: str | None = None) -> None:
+        self._started = time.perf_counter()
+        self._engine = LLMEngine(config)
+        self._boot_seconds = time.perf_counter() - self._started
+        self._numbers = count()
+        self.messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
+
+    def ask(self, question: str, params: dict[str, Any]) -> Answer:
+        """Add a user's turn, print the model's, and remember both."""
+        tokenizer = self._engine.tokenizer
+        if tokenizer is None:
+            raise ValidationError(
+                "a question needs a tokenizer, and this model has none.", parameter="prompt"
+            )
+        messages = [*self.messages, {"role": "user", "content": question}]
+        if tokenizer.chat_template is None and len(messages) == 1:
+            return self.complete(question, params)
+        text = render_chat(tokenizer, messages)
+        answer = self._stream({"prompt_token_ids": tokenizer.encode(text, add_special_tokens=False)}, params)
+        self.messages = [*messages, {"role": "assistant", "content": answer.text}]
+        return answer
+
+    def complete(self, text: str, params: dict[str, Any]) -> Answer:
+        """Continue a text as it is."""
+        return self._stream(text, params)
+
+    def close(self) -> None:
+        self._engine.shutdown()
+
+    def __enter__(self) -> Conversation:
+        return self
+
+    def __exit__(self, *exc_info: Any) -> None:
+        self.close()
+
+    def _stream(self, prompt: Prompt, overrides: dict[str, Any]) -> Answer:
+        params = _merge(self._engine.get_default_sampling_params(), overrides)
+        request_id = f"turn-{next(self._numbers)}"
+        began = time.perf_counter()
+        self._engine.add_request(request_id, prompt, params)
+        pieces: list[str] = []
+        first_token, num_tokens, output = began, 0, None
+        try:
+            while self._engine.has_unfinished_requests():
+                for output in self._engine.step():
+                    answer = output.outputs[0]
+                    if answer.error is not None:
+                        raise RequestFailedError(answer.error)
+                    if num_tokens == 0:
+                        first_token = time.perf_counter()
+                    num_tokens += len(answer.token_ids)
+                    pieces.append(answer.text)
+                    sys.stdout.write(answer.text)
+                    sys.stdout.flush()
+        except BaseException:
+            self._engine.abort_request([request_id])
+            raise
+        finally:
+            sys.stdout.write("\n")
+            sys.stdout.flush()
+        assert output is not None
+        return Answer(
+            "".join(pieces),
+            self._summary(
+                len(output.prompt_token_ids), num_tokens, began, first_token, output.outputs[0].finish_reason
+            ),
+        )
+
+    def _summary(
+        self, num_prompt: int, num_tokens: int, began: float, first: float, reason: str | None
+    ) -> str:
+        rate = (num_tokens - 1) / max(time.perf_counter() - first, 1e-9)
+        return (
+            f"[{num_prompt} tokens in, {num_tokens} out ({reason}); ready in {self._boot_seconds:.1f} s, "
+            f"first token after {first - began:.2f} s, then {rate:.1f} tokens/s]"
+        )
+
+
+def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
+    """Flags of the sampling parameters that matter at a prompt."""
+    group = parser.add_argument_group("sampling")
+    group.add_argument("--max-tokens", type=int, help="most tokens of an answer (default: 256)")
+    group.add_argument("--temperature", type=float, help="0 is greedy (default: the model's, else 1)")
+    group.add_argument("--top-p", type=float)
+    group.add_argument("--top-k", type=int)
+    group.add_argument("--min-p", type=float)
+    group.add_argument("--repetition-penalty", type=float)
+    group.add_argument("--sampling-seed", type=int, help="repeat the same answer for the same number")
+    group.add_argument(
+        "--stop", action="append", help="end the answer before this text; may be given several times"
+    )
+
+
+def sampling_from_flags(options: argparse.Namespace) -> dict[str, Any]:
+    """The sampling parameters that were given."""
+    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "stop")
+    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    given["max_tokens"] = 256 if options.max_tokens is None else options.max_tokens
+    if options.sampling_seed is not None:
+        given["seed"] = options.sampling_seed
+    return given
+
+
+def _merge(defaults: SamplingParams, given: dict[str, Any]) -> SamplingParams:
+    fields = {
+        name: getattr(defaults, name)
+        for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+    }
+    return SamplingParams(**(fields | given), output_kind=RequestOutputKind.DELTA)

@@ -1,0 +1,117 @@
+"""Boot: the caller's part of starting an engine, in the order that lets it overlap with the engine's own.
+
+caller                                   engine process
+launch_engine ------ spawn ------------> import torch
+prepare: resolve the model, read configs      |
+make_client -------- StartEngine ------> load weights, create the KV cache
+load the tokenizer                            |
+wait_ready <-------- EngineReady ------- warm up
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from fathom import env
+from fathom.config import EngineConfig
+from fathom.errors import ConfigError, UnsupportedModelError
+from fathom.frontend.input_processor import InputProcessor
+from fathom.frontend.sampling_defaults import default_sampling_params
+from fathom.frontend.tokenizer.load import load_tokenizer
+from fathom.frontend.tokenizer.tokenizer import Tokenizer
+from fathom.hardware import detect_hardware
+from fathom.log import setup_logging
+from fathom.model_config import load_generation_config, load_model_config
+from fathom.plugins import load_general_plugins
+from fathom.resolve import resolve
+from fathom.weights.resolve import ResolvedModel, resolve_model
+from fathom.wire.messages import EngineReady, EngineSetup
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What the caller knows before the engine is ready."""
+
+    setup: EngineSetup
+    model: ResolvedModel
+
+
+def uses_own_process(config: EngineConfig) -> bool:
+    """Whether the engine gets a process of its own: as configured, else as the environment says."""
+    configured = config.runtime.multiprocess
+    return env.enable_multiprocessing() if configured is None else configured
+
+
+def ready_timeout_s(config: EngineConfig) -> float:
+    configured = config.runtime.ready_timeout_s
+    return env.engine_ready_timeout() if configured is None else configured
+
+
+def prepare(config: EngineConfig) -> Prepared:
+    """Resolve the model and every "auto" of the config; no weights are read.
+
+    Raises:
+        ModelNotFoundError, UnsupportedModelError, CheckpointError, ConfigError: before anything was started.
+    """
+    setup_logging()
+    load_general_plugins()
+    dummy = config.model.load_format == "dummy"
+    model = resolve_model(config.model.model, config.model.revision, need_weights=not dummy)
+    model_config = load_model_config(model)
+    resolved, reasons = resolve(config, model_config, detect_hardware())
+    for reason in reasons:
+        logger.info("chose %s", reason)
+    return Prepared(EngineSetup(resolved, model_config, str(model.path), model.format), model)
+
+
+def load_caller_tokenizer(prepared: Prepared) -> Tokenizer | None:
+    """The tokenizer, from where the config says or from the model; None if dummy weights come without one."""
+    options = prepared.setup.config.model
+    if options.tokenizer is not None:
+        source = resolve_model(options.tokenizer, options.revision, need_weights=False)
+        return load_tokenizer(source.path, source.format)
+    try:
+        return load_tokenizer(Path(prepared.setup.model_path), prepared.model.format)
+    except UnsupportedModelError:
+        if options.load_format != "dummy":
+            raise
+        logger.warning("the model has no tokenizer; prompts must be token ids")
+        return None
+
+
+def fitted_config(config: EngineConfig, ready: EngineReady) -> EngineConfig:
+    """The config as the engine runs it: max_model_len may have been cut."""
+    return config.replace(max_model_len=ready.max_model_len)
+
+
+def make_input_processor(
+    prepared: Prepared, config: EngineConfig, tokenizer: Tokenizer | None
+) -> InputProcessor:
+    """The InputProcessor of a running engine."""
+    if config.model.max_model_len is None:
+        raise ConfigError("the config is not resolved", parameter="max_model_len")
+    model_config = prepared.setup.model_config
+    generation_config = (
+        {} if config.model.generation_config == "none" else load_generation_config(prepared.model)
+    )
+    return InputProcessor(
+        tokenizer,
+        vocab_size=model_config.vocab_size,
+        max_model_len=config.model.max_model_len,
+        max_logprobs=config.model.max_logprobs,
+        eos_token_ids=_eos_token_ids(prepared, tokenizer),
+        default_params=default_sampling_params(generation_config),
+        seed=config.model.seed,
+    )
+
+
+def _eos_token_ids(prepared: Prepared, tokenizer: Tokenizer | None) -> list[int]:
+    """The model's end-of-sequence ids and the tokenizer's own, which some configs leave out."""
+    ids = list(prepared.setup.model_config.eos_token_ids)
+    if tokenizer is not None and tokenizer.eos_token_id is not None and tokenizer.eos_token_id not in ids:
+        ids.append(tokenizer.eos_token_id)
+    return ids

@@ -1,0 +1,128 @@
+"""LLMEngine: a blocking engine that is driven step by step. Owns input processor, output processor and client."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from fathom.client.base import EngineCoreClient
+from fathom.client.launch import EngineProcess
+from fathom.config import EngineConfig
+from fathom.frontend import boot
+from fathom.frontend.add_message import build_add_message
+from fathom.frontend.control import ControlMixin
+from fathom.frontend.input_processor import Prompt
+from fathom.frontend.output_processor import OutputProcessor
+from fathom.outputs import RequestOutput
+from fathom.params import SamplingParams
+from fathom.wire.messages import SchedulerStats
+
+logger = logging.getLogger(__name__)
+
+REQUESTS_PER_MESSAGE = 256
+"""Requests sent at once: few messages, yet the engine starts on the first while the rest are tokenised."""
+
+
+class LLMEngine(ControlMixin):
+    """Starts an engine and talks to it.
+
+    Args:
+        config: as the user wrote it. `self.config` is what the engine runs with, nothing left open.
+
+    Raises:
+        whatever is wrong with config or model; the engine's own error if it fails to start.
+    """
+
+    engine_core: EngineCoreClient
+
+    def __init__(self, config: EngineConfig) -> None:
+        started = time.perf_counter()
+        process = EngineProcess() if boot.uses_own_process(config) else None
+        try:
+            prepared = boot.prepare(config)
+            self.engine_core = EngineCoreClient.make_client(
+                prepared.setup, process, boot.ready_timeout_s(config)
+            )
+            self.tokenizer = boot.load_caller_tokenizer(prepared)
+            self.ready = self.engine_core.wait_ready()
+        except BaseException:
+            if process is not None:
+                process.close()
+            raise
+        self.config = boot.fitted_config(prepared.setup.config, self.ready)
+        self.model_config = prepared.setup.model_config
+        self.input_processor = boot.make_input_processor(prepared, self.config, self.tokenizer)
+        self.output_processor = OutputProcessor(self.tokenizer)
+        self.last_stats: SchedulerStats | None = None
+        logger.info("engine ready in %.2f s", time.perf_counter() - started)
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+    ) -> None:
+        """Queue one request; its outputs come from `step`.
+
+        Raises:
+            ValidationError: the prompt or a parameter is wrong; nothing was queued.
+        """
+        self.add_requests([request_id], [prompt], [params], [priority])
+
+    def add_requests(
+        self,
+        request_ids: Sequence[str],
+        prompts: Sequence[Prompt],
+        params: Sequence[SamplingParams | None],
+        priorities: Sequence[int] | None = None,
+    ) -> None:
+        """Queue a batch: all of it, or, if anything in it is wrong, nothing.
+
+        Raises:
+            ValidationError: a prompt or a parameter is wrong, or a request id is in use.
+        """
+        requests = self.input_processor.process(request_ids, prompts, params, priorities)
+        engine_ids = self.output_processor.add_requests(requests)
+        for start in range(0, len(requests), REQUESTS_PER_MESSAGE):
+            end = start + REQUESTS_PER_MESSAGE
+            self.engine_core.add_requests(build_add_message(requests[start:end], engine_ids[start:end]))
+
+    def step(self) -> list[RequestOutput]:
+        """Wait for one step of the engine and return what it gave; [] without waiting if nothing is unfinished."""
+        if not self.has_unfinished_requests():
+            return []
+        step = self.engine_core.get_outputs()
+        if step.stats is not None:
+            self.last_stats = step.stats
+        result = self.output_processor.process_outputs(step)
+        if result.to_abort:
+            self.engine_core.abort_requests(result.to_abort)
+        return result.request_outputs
+
+    def abort_request(self, request_ids: list[str]) -> list[RequestOutput]:
+        """End requests early; returns their last outputs, finish_reason "abort". Unknown ids are ignored."""
+        engine_ids, outputs = self.output_processor.abort(request_ids)
+        if engine_ids:
+            self.engine_core.abort_requests(engine_ids)
+        return outputs
+
+    def has_unfinished_requests(self) -> bool:
+        return self.output_processor.num_unfinished > 0
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """A copy of the parameters of requests that bring none."""
+        return self.input_processor.default_params.clone()
+
+    def shutdown(self) -> None:
+        """Stop the engine and free what it held; later calls raise EngineDeadError. May be called twice."""
+        self.engine_core.close()
+
+    def __enter__(self) -> LLMEngine:
+        return self
+
+    def __exit__(self, *exc_info: Any) -> None:
+        self.shutdown()

@@ -1,0 +1,268 @@
+"""InputProcessor: from what a caller hands over to requests that the engine can trust.
+
+Everything that can be wrong with a request is found here, in the caller's process, before it is sent: what the
+prompt is made of, whether it fits, and the sampling parameters that depend on the model.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import msgspec
+
+from fathom.errors import ContextLengthError, ValidationError
+from fathom.frontend.tokenizer.tokenizer import Tokenizer
+from fathom.params import SamplingParams
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+"""A text, token ids, {"prompt": text} or {"prompt_token_ids": ids}, each with an optional "cache_salt"."""
+
+_PROMPT_KEYS = frozenset({"prompt", "prompt_token_ids", "cache_salt"})
+
+
+@dataclass(slots=True)
+class ProcessedRequest:
+    """A request that passed every check. seed is set even if the caller gave none."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    seed: int
+    arrival_time: float
+    priority: int = 0
+    cache_salt: str | None = None
+
+
+class InputProcessor:
+    """Checks and tokenises.
+
+    Args:
+        tokenizer: None if the model has none; then prompts must be token ids.
+        vocab_size: ids at or above it are refused.
+        max_model_len: longest sequence, as fitted to the KV cache.
+        max_logprobs: most logprobs that may be asked for; -1: all.
+        eos_token_ids: what ends an answer, unless ignore_eos.
+        default_params: sampling parameters of requests that bring none.
+        seed: of the seeds given to requests without one; None: from the system's entropy.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        *,
+        vocab_size: int,
+        max_model_len: int,
+        max_logprobs: int,
+        eos_token_ids: Sequence[int],
+        default_params: SamplingParams,
+        seed: int | None,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.max_model_len = max_model_len
+        self.default_params = default_params
+        self._vocab_size = vocab_size
+        self._max_logprobs = max_logprobs
+        self._eos_token_ids = list(eos_token_ids)
+        self._seeds = Random(seed)
+
+    def process(
+        self,
+        request_ids: Sequence[str],
+        prompts: Sequence[Prompt],
+        params: Sequence[SamplingParams | None],
+        priorities: Sequence[int] | None = None,
+    ) -> list[ProcessedRequest]:
+        """Check and tokenise a batch; either all of it is right or nothing of it is accepted.
+
+        Raises:
+            ValidationError: names the field and the value. ContextLengthError: a prompt is too long.
+        """
+        prepared = self._prepare_params(params)
+        texts, token_ids, salts = self._read_prompts(prompts)
+        arrival_time = time.time()
+        requests = []
+        for index, request_id in enumerate(request_ids):
+            self._check_length(token_ids[index])
+            requests.append(
+                ProcessedRequest(
+                    request_id=request_id,
+                    prompt=texts[index],
+                    prompt_token_ids=token_ids[index],
+                    params=prepared[index],
+                    seed=self._seed(prepared[index]),
+                    arrival_time=arrival_time,
+                    priority=priorities[index] if priorities is not None else 0,
+                    cache_salt=salts[index],
+                )
+            )
+        return requests
+
+    # ---------------------------------------------------------------- prompts
+
+    def _read_prompts(
+        self, prompts: Sequence[Prompt]
+    ) -> tuple[list[str | None], list[list[int]], list[str | None]]:
+        """Texts (None where ids were given), token ids and cache salts; all texts are tokenised at once."""
+        texts: list[str | None] = []
+        ids: list[list[int] | None] = []
+        salts: list[str | None] = []
+        for prompt in prompts:
+            text, token_ids, salt = self._parse(prompt)
+            texts.append(text)
+            ids.append(token_ids)
+            salts.append(salt)
+        to_encode = [
+            text for text, known in zip(texts, ids, strict=True) if known is None and text is not None
+        ]
+        encoded = iter(self._encode(to_encode))
+        return texts, [known if known is not None else next(encoded) for known in ids], salts
+
+    def _parse(self, prompt: Prompt) -> tuple[str | None, list[int] | None, str | None]:
+        if isinstance(prompt, str):
+            return prompt, None, None
+        if isinstance(prompt, Mapping):
+            unknown = set(prompt) - _PROMPT_KEYS
+            if unknown:
+                name = sorted(map(str, unknown))[0]
+                raise ValidationError(f"prompts with {name!r} are not supported.", parameter=name)
+            salt = prompt.get("cache_salt")
+            if salt is not None and (not isinstance(salt, str) or not salt):
+                raise ValidationError(
+                    "cache_salt must be a non-empty string.", parameter="cache_salt", value=salt
+                )
+            text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
+            if ids is not None:
+                return text, self._check_ids(ids), salt
+            if isinstance(text, str):
+                return text, None, salt
+            raise ValidationError(
+                "a prompt dictionary needs 'prompt' (a text) or 'prompt_token_ids'.",
+                parameter="prompt",
+                value=text,
+            )
+        return None, self._check_ids(prompt), None
+
+    def _check_ids(self, ids: Any) -> list[int]:
+        if not isinstance(ids, Sequence):
+            raise ValidationError(
+                f"a prompt must be a text, a list of token ids or a dictionary, got {type(ids).__name__}.",
+                parameter="prompt",
+                value=ids,
+            )
+        for token_id in ids:
+            if isinstance(token_id, bool) or not isinstance(token_id, int):
+                raise ValidationError(
+                    f"prompt token ids must be integers, got {token_id!r}.",
+                    parameter="prompt_token_ids",
+                    value=token_id,
+                )
+            if not 0 <= token_id < self._vocab_size:
+                raise ValidationError(
+                    f"prompt token id {token_id} is not in the vocabulary of {self._vocab_size}.",
+                    parameter="prompt_token_ids",
+                    value=token_id,
+                )
+        return list(ids)
+
+    def _encode(self, texts: list[str]) -> list[list[int]]:
+        if not texts:
+            return []
+        if self.tokenizer is None:
+            raise ValidationError(
+                "this model has no tokenizer.",
+                parameter="prompt",
+                hint="Pass prompt_token_ids instead of text.",
+            )
+        return self.tokenizer.encode_batch(texts)
+
+    def _check_length(self, token_ids: list[int]) -> None:
+        if not token_ids:
+            raise ValidationError(
+                "the prompt is empty.", parameter="prompt", hint="It needs at least one token."
+            )
+        if len(token_ids) >= self.max_model_len:
+            raise ContextLengthError(
+                f"the prompt has {len(token_ids)} tokens, but the context holds {self.max_model_len} with at least "
+                "one token of the answer.",
+                parameter="prompt",
+                value=len(token_ids),
+                hint=f"Shorten it to {self.max_model_len - 1} tokens, or raise max_model_len if the model allows.",
+            )
+
+    # ---------------------------------------------------------------- sampling parameters
+
+    def _prepare_params(self, params: Sequence[SamplingParams | None]) -> list[SamplingParams]:
+        """Each distinct object is checked and completed once, so that a batch that shares one sends one."""
+        done: dict[int, SamplingParams] = {}
+        result = []
+        for given in params:
+            key = id(given)
+            if key not in done:
+                done[key] = self._complete(given if given is not None else self.default_params)
+            result.append(done[key])
+        return result
+
+    def _complete(self, params: SamplingParams) -> SamplingParams:
+        if not isinstance(params, SamplingParams):
+            raise ValidationError(
+                f"sampling_params must be SamplingParams, got {type(params).__name__}.",
+                parameter="sampling_params",
+                value=params,
+            )
+        for name in ("logprobs", "prompt_logprobs"):
+            self._check_logprobs(name, getattr(params, name))
+        for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
+            for token_id in getattr(params, name) or ():
+                if token_id >= self._vocab_size:
+                    raise ValidationError(
+                        f"{name} holds {token_id}, which is not in the vocabulary of {self._vocab_size}.",
+                        parameter=name,
+                        value=token_id,
+                    )
+        return msgspec.structs.replace(
+            params, eos_token_ids=self._eos_token_ids, bad_words_token_ids=self._encode_bad_words(params)
+        )
+
+    def _check_logprobs(self, name: str, wanted: int | None) -> None:
+        if wanted is None or self._max_logprobs == -1:
+            return
+        if (self._vocab_size if wanted == -1 else wanted) > self._max_logprobs:
+            raise ValidationError(
+                f"{name}={wanted} is more than this engine allows, {self._max_logprobs}.",
+                parameter=name,
+                value=wanted,
+                hint="Start it with a larger max_logprobs, or -1 for no limit.",
+            )
+
+    def _encode_bad_words(self, params: SamplingParams) -> list[list[int]]:
+        """The token ids of each bad word, as a text's start and after a space."""
+        if not params.bad_words:
+            return []
+        if self.tokenizer is None:
+            raise ValidationError(
+                "bad_words needs a tokenizer, and this model has none.", parameter="bad_words"
+            )
+        found: list[list[int]] = []
+        for word in params.bad_words:
+            variants = [
+                self.tokenizer.encode(text, add_special_tokens=False) for text in (word, " " + word.lstrip())
+            ]
+            if not variants[0]:
+                raise ValidationError(
+                    f"bad_words holds {word!r}, which has no tokens.", parameter="bad_words", value=word
+                )
+            # The form after a space counts only if the space is part of the word's own first token.
+            found += [
+                ids
+                for i, ids in enumerate(variants)
+                if ids not in found and (i == 0 or len(ids) == len(variants[0]))
+            ]
+        return found
+
+    def _seed(self, params: SamplingParams) -> int:
+        return self._seeds.getrandbits(63) if params.seed is None else params.seed

@@ -1,0 +1,86 @@
+"""What this process may use of the machine: cores and memory, within its cgroup and affinity; no torch."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """cores: processors this process may run on. total_memory, available_memory: bytes, cgroup included."""
+
+    cores: int
+    total_memory: int
+    available_memory: int
+
+
+def detect_hardware() -> Hardware:
+    """Read the machine's limits now; available memory changes from moment to moment."""
+    memory = psutil.virtual_memory()
+    total, available = memory.total, memory.available
+    limit, used = _cgroup_memory()
+    if limit is not None and limit < total:
+        total = limit
+        available = min(available, max(0, limit - used))
+    return Hardware(cores=_usable_cores(), total_memory=total, available_memory=available)
+
+
+def cpu_features() -> list[str]:
+    """Instruction sets that matter to the kernels, as /proc/cpuinfo names them; empty where there is no such file."""
+    wanted = (
+        "avx2",
+        "fma",
+        "f16c",
+        "avx512f",
+        "avx512_vnni",
+        "avx_vnni",
+        "avx512_bf16",
+        "amx_int8",
+        "asimd",
+        "i8mm",
+    )
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return []
+    for line in text.splitlines():
+        if line.lower().startswith(("flags", "features")):
+            present = set(line.split(":", 1)[1].split())
+            return [name for name in wanted if name in present]
+    return []
+
+
+def _usable_cores() -> int:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    physical = psutil.cpu_count(logical=False)
+    if physical:
+        cores = min(cores, physical)
+    quota = _read_words(_CGROUP / "cpu.max")
+    if len(quota) == 2 and quota[0] != "max":
+        cores = min(cores, max(1, int(quota[0]) // int(quota[1])))
+    return max(1, cores)
+
+
+def _cgroup_memory() -> tuple[int | None, int]:
+    """(limit, used) in bytes, cgroup v2 then v1; limit None where there is none."""
+    for limit_file, used_file in (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
+        limit, used = _read_words(_CGROUP / limit_file), _read_words(_CGROUP / used_file)
+        if limit and used and limit[0].isdigit():
+            return int(limit[0]), int(used[0])
+    return None, 0
+
+
+def _read_words(path: Path) -> list[str]:
+    try:
+        return path.read_text().split()
+    except OSError:
+        return []

@@ -1,0 +1,23 @@
+"""Paged attention over a flat batch of requests of any query length (prefill, chunk and decode alike).
+
+    paged_attention(
+        query            [num_tokens, num_heads, head_dim]
+        key_cache        [num_blocks, block_size, num_kv_heads, head_dim]
+        value_cache      [num_blocks, block_size, num_kv_heads, head_dim]
+        block_table      [num_reqs, max_blocks] int32
+        query_start_loc  [num_reqs + 1] int32
+        seq_lens         [num_reqs] int32
+        scale            multiplies query . key
+        window           keys that a query sees, itself included; None for all
+        softcap          score = softcap * tanh(score / softcap); None for no cap
+    ) -> [num_tokens, num_heads, head_dim], in the query's dtype
+
+A request's queries are its last tokens: query i of n stands at position seq_len - n + i and sees the keys at
+that position and before. The new keys and values are in the cache already. Table entries of blocks that lie
+wholly before the window are never read. Arithmetic is in float32, and a request's result does not depend on
+the other requests of the batch.
+"""
+
+from fathom.kernels.attention.ref import paged_attention
+
+__all__ = ["paged_attention"]

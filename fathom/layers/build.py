@@ -1,0 +1,31 @@
+"""BuildContext: what every layer needs to know while it is being built."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from fathom.layers.linear import LinearMethod
+
+
+@dataclass(frozen=True)
+class BuildContext:
+    """Passed down through the constructors of a model and its layers; nothing of it is kept afterwards.
+
+    dtype, device: of the weights, which are allocated there and left uninitialised for the loader to fill.
+    max_model_len: positions that tables such as the rotary one must cover.
+    linear_method: how linear layers store and multiply their weight.
+    """
+
+    dtype: torch.dtype
+    device: torch.device
+    max_model_len: int
+    linear_method: LinearMethod
+
+    def empty(self, *shape: int, dtype: torch.dtype | None = None) -> torch.nn.Parameter:
+        """An uninitialised weight of the given shape."""
+        tensor = torch.empty(*shape, dtype=dtype or self.dtype, device=self.device)
+        return torch.nn.Parameter(tensor, requires_grad=False)

@@ -1,0 +1,20 @@
+"""Logging: one logger tree called "fathom", quiet below its level, one line for each thing that matters."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+from fathom import env
+
+
+def setup_logging() -> None:
+    """Attach a handler to the "fathom" logger once, unless the application has set up logging itself."""
+    logger = logging.getLogger("fathom")
+    if logger.handlers or logging.getLogger().handlers:
+        return
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(levelname)s %(asctime)s [%(name)s] %(message)s", "%H:%M:%S"))
+    logger.addHandler(handler)
+    logger.setLevel(env.logging_level())
+    logger.propagate = False

@@ -1,0 +1,167 @@
+"""The blocks that most decoder-only families share. An architecture's own file says how it joins them.
+
+    input_ids -> embedding -> layer 0 -> layer 1 -> ... -> norm -> lm_head -> logits
+
+Between layers travel two tensors: what the last block produced, and the residual stream that it is yet to be
+added to. The addition is part of the next norm (`RMSNorm.after_add`), which saves a pass over memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import nn
+
+from fathom.kv_cache_spec import LayerKVSpec
+from fathom.layers.activation import gated_activation
+from fathom.layers.attention import PagedAttention
+from fathom.layers.embedding import LMHead, TokenEmbedding
+from fathom.layers.linear import GateUpLinear, Linear, QKVLinear
+from fathom.layers.norm import RMSNorm
+from fathom.layers.rotary import RotaryEmbedding
+from fathom.models.weight_names import CheckpointFormat, WeightName, WeightTarget, expand
+
+if TYPE_CHECKING:
+    from fathom.layers.build import BuildContext
+    from fathom.layers.rotary import Rotation
+    from fathom.model_config import ModelConfig
+    from fathom.worker.forward_batch import ForwardBatch
+
+
+class DecoderAttention(nn.Module):
+    """Project, normalise queries and keys if the family does, rotate, attend, project back."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        layer_index: int,
+        build: BuildContext,
+        *,
+        qkv_bias: bool = False,
+        output_bias: bool = False,
+        qk_norm: bool = False,
+    ):
+        super().__init__()
+        heads, kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
+        self.qkv = QKVLinear(config.hidden_size, heads, kv_heads, head_dim, build, bias=qkv_bias)
+        self.query_norm = RMSNorm(head_dim, config.norm_eps, build) if qk_norm else None
+        self.key_norm = RMSNorm(head_dim, config.norm_eps, build) if qk_norm else None
+        self.paged = PagedAttention(
+            layer_index,
+            scale=config.attention_scale or head_dim**-0.5,
+            window=config.layer_windows[layer_index],
+            softcap=config.attention_softcap,
+        )
+        self.output = Linear(heads * head_dim, config.hidden_size, build, bias=output_bias)
+
+    def forward(self, hidden: torch.Tensor, rotation: Rotation, batch: ForwardBatch) -> torch.Tensor:
+        query, key, value = self.qkv.split(hidden)
+        if self.query_norm is not None and self.key_norm is not None:
+            query, key = self.query_norm(query), self.key_norm(key)
+        attended = self.paged(rotation.apply(query), rotation.apply(key), value, batch)
+        return self.output(attended.flatten(-2))
+
+
+class GatedMLP(nn.Module):
+    """down(act(gate(x)) * up(x))."""
+
+    def __init__(self, config: ModelConfig, build: BuildContext, *, bias: bool = False):
+        super().__init__()
+        self.gate_up = GateUpLinear(config.hidden_size, config.intermediate_size, build, bias=bias)
+        self.activation = gated_activation(config.activation)
+        self.down = Linear(config.intermediate_size, config.hidden_size, build, bias=bias)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.down(self.activation(self.gate_up(hidden)))
+
+
+class PreNormLayer(nn.Module):
+    """x += attention(norm(x)); x += mlp(norm(x))."""
+
+    def __init__(self, config: ModelConfig, build: BuildContext, attention: DecoderAttention, mlp: GatedMLP):
+        super().__init__()
+        self.attention_norm = RMSNorm(config.hidden_size, config.norm_eps, build)
+        self.attention = attention
+        self.mlp_norm = RMSNorm(config.hidden_size, config.norm_eps, build)
+        self.mlp = mlp
+
+    def forward(
+        self, hidden: torch.Tensor, residual: torch.Tensor, rotation: Rotation, batch: ForwardBatch
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden, residual = self.attention_norm.after_add(hidden, residual)
+        hidden = self.attention(hidden, rotation, batch)
+        hidden, residual = self.mlp_norm.after_add(hidden, residual)
+        return self.mlp(hidden), residual
+
+
+class CausalLM(nn.Module):
+    """A decoder-only language model around the layers that ``make_layer(index)`` returns.
+
+    A layer takes and returns (hidden, residual) as PreNormLayer does. An architecture derives from this
+    class and gives its table of weight names and its layers; nothing derives from an architecture.
+    """
+
+    weight_names: ClassVar[tuple[WeightName, ...]]
+
+    def __init__(self, config: ModelConfig, build: BuildContext, make_layer: Callable[[int], nn.Module]):
+        super().__init__()
+        self.config = config
+        self.kv_dtype = build.dtype
+        self.embedding = TokenEmbedding(config.vocab_size, config.hidden_size, build)
+        self.layers = nn.ModuleList(make_layer(index) for index in range(config.num_layers))
+        self.norm = RMSNorm(config.hidden_size, config.norm_eps, build)
+        self.lm_head = LMHead(
+            config.vocab_size,
+            config.hidden_size,
+            build,
+            tied_to=self.embedding if config.tie_word_embeddings else None,
+            softcap=config.final_logit_softcap,
+        )
+        self._build_ropes(build)
+
+    def _build_ropes(self, build: BuildContext) -> None:
+        """One table for each distinct RopeConfig, and for each layer which one it uses."""
+        config = self.config
+        of_layer = [config.rope if window is None else config.rope_local for window in config.layer_windows]
+        distinct = list(dict.fromkeys(of_layer))
+        self.ropes = nn.ModuleList(RotaryEmbedding(rope, config.head_dim, build) for rope in distinct)
+        self.rope_of_layer = [distinct.index(rope) for rope in of_layer]
+
+    def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """input_ids [num_tokens] int64 -> [num_tokens, hidden_size]."""
+        return self.embedding(input_ids)
+
+    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+        """input_ids, positions [num_tokens] int64 -> hidden states [num_tokens, hidden_size].
+
+        Writes the tokens' keys and values to the batch's caches.
+        """
+        rotations = [rope(positions) for rope in self.ropes]
+        hidden = self.embed(input_ids)
+        residual = torch.zeros_like(hidden)
+        for layer, rope in zip(self.layers, self.rope_of_layer, strict=True):
+            hidden, residual = layer(hidden, residual, rotations[rope], batch)
+        return self.norm.after_add(hidden, residual)[0]
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden [num_rows, hidden_size] -> [num_rows, vocab_size] float32."""
+        return self.lm_head(hidden)
+
+    def kv_specs(self) -> list[LayerKVSpec]:
+        """What each layer stores in the KV cache, in the order of the batch's kv_caches."""
+        config = self.config
+        return [
+            LayerKVSpec(config.num_kv_heads, config.head_dim, self.kv_dtype.itemsize, window)
+            for window in config.layer_windows
+        ]
+
+    def weight_map(self, file_format: CheckpointFormat) -> dict[str, WeightTarget]:
+        """Name of each tensor that a checkpoint of this model must hold -> where it goes.
+
+        A tied head is not among them: it is the embedding's own weight.
+        """
+        own = dict(self.named_parameters())
+        targets = expand(self.weight_names, file_format, self.config.num_layers)
+        return {name: target for name, target in targets.items() if target.parameter in own}

@@ -1,0 +1,56 @@
+"""Llama 2, 3 and 3.x, and what is built like it: SmolLM2, Mistral (with its sliding window).
+
+The plain pre-norm decoder: grouped-query attention, rotary positions, gated SiLU, no biases unless the config
+asks for them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from fathom.models.decoder import CausalLM, DecoderAttention, GatedMLP, PreNormLayer
+from fathom.models.weight_names import (
+    EMBEDDING_AND_HEAD,
+    GATED_MLP,
+    PRE_NORMS,
+    QUERY_AND_KEY,
+    VALUE_AND_OUTPUT,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+    from fathom.layers.build import BuildContext
+    from fathom.model_config import ModelConfig
+
+
+def halves_from_pairs(tensor: torch.Tensor, config: ModelConfig) -> torch.Tensor:
+    """Undo GGUF's order of a head's rows.
+
+    Llama GGUF files hold rotary partners side by side (0, d/2, 1, d/2 + 1, ...); we pair i with i + d/2.
+    """
+    return tensor.unflatten(0, (-1, config.head_dim // 2, 2)).transpose(1, 2).reshape(tensor.shape)
+
+
+class LlamaForCausalLM(CausalLM):
+    weight_names = (
+        *EMBEDDING_AND_HEAD,
+        *PRE_NORMS,
+        *(replace(row, from_gguf=halves_from_pairs) for row in QUERY_AND_KEY),
+        *VALUE_AND_OUTPUT,
+        *GATED_MLP,
+    )
+
+    def __init__(self, config: ModelConfig, build: BuildContext):
+        def layer(index: int) -> PreNormLayer:
+            attention = DecoderAttention(
+                config,
+                index,
+                build,
+                qkv_bias=config.attention_bias,
+                output_bias=config.attention_output_bias,
+            )
+            return PreNormLayer(config, build, attention, GatedMLP(config, build, bias=config.mlp_bias))
+
+        super().__init__(config, build, layer)

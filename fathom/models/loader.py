@@ -1,0 +1,135 @@
+"""load_model: build a model on its device and fill it from a checkpoint, in place, after checking every name.
+
+The check comes first and looks at names and shapes only, so that a checkpoint which does not fit is refused
+in milliseconds, with all that is wrong with it, and not half-way through a long load.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from tqdm import tqdm
+
+from fathom.errors import CheckpointError
+from fathom.layers.build import BuildContext
+from fathom.layers.linear import Dense
+from fathom.models.registry import model_class
+from fathom.weights.checkpoint import open_checkpoint
+from fathom.weights.dummy import fill_with_random
+
+if TYPE_CHECKING:
+    from fathom.model_config import ModelConfig
+    from fathom.models.decoder import CausalLM
+    from fathom.models.weight_names import WeightTarget
+    from fathom.weights.checkpoint import Checkpoint
+    from fathom.weights.resolve import ResolvedModel
+
+HEAD_NAMES = {"safetensors": "lm_head.weight", "gguf": "output.weight"}
+
+# Tables for the rotary embedding, whose content is part of the ModelConfig.
+ROTARY_TABLES = re.compile(r".*\.rotary_emb\.inv_freq|rope_freqs\.weight|blk\.\d+\.attn_rot_embd\.weight")
+
+NAMES_PER_PROBLEM = 10
+
+
+def load_model(
+    model_config: ModelConfig,
+    resolved: ResolvedModel,
+    *,
+    load_format: Literal["auto", "dummy"],
+    dtype: torch.dtype,
+    device: torch.device,
+    max_model_len: int,
+    show_progress: bool,
+) -> CausalLM:
+    """The model, ready to run.
+
+    Args:
+        load_format: "dummy" fills the weights with random numbers and opens no file.
+        dtype: of weights and activations; tensors stored in another are converted one at a time.
+        max_model_len: positions that the model must be able to handle.
+
+    Raises:
+        UnsupportedModelError: no class implements the architecture.
+        CheckpointError: tensors are missing, unexpected or mis-shaped (all named), or a file is corrupt.
+    """
+    checkpoint = None if load_format == "dummy" else open_checkpoint(resolved)
+    build = BuildContext(dtype, device, max_model_len, linear_method=Dense())
+    model = model_class(model_config.architecture)(model_config, build)
+    if checkpoint is None:
+        fill_with_random(model)
+    else:
+        _load_weights(model, checkpoint, resolved, show_progress)
+    return model.eval()
+
+
+def _load_weights(
+    model: CausalLM, checkpoint: Checkpoint, resolved: ResolvedModel, show_progress: bool
+) -> None:
+    head = HEAD_NAMES[resolved.format]
+    targets = model.weight_map(resolved.format)
+    problems = _problems(model, targets, checkpoint, head)
+    if problems:
+        raise CheckpointError(
+            f"{resolved.path} does not hold the weights of a {model.config.architecture} of this config: "
+            f"{'; '.join(problems)}.",
+            parameter="model",
+            value=resolved.name,
+            hint="The weights and the config must come from the same model.",
+        )
+    for name, target in tqdm(
+        targets.items(), desc="Loading weights", unit="tensor", disable=not show_progress
+    ):
+        tensor = checkpoint.load(name)
+        if target.transform is not None:
+            tensor = target.transform(tensor, model.config)
+        _destination(model, target).copy_(tensor)
+    _check_tied_head(model, checkpoint, resolved, head)
+
+
+def _destination(model: CausalLM, target: WeightTarget) -> torch.Tensor:
+    """The parameter that a tensor is copied to, or the rows of it that the tensor fills."""
+    module_name, _, name = target.parameter.rpartition(".")
+    module = model.get_submodule(module_name)
+    parameter = getattr(module, name)
+    return parameter if target.part is None else parameter[module.rows[target.part]]
+
+
+def _problems(
+    model: CausalLM, targets: dict[str, WeightTarget], checkpoint: Checkpoint, head: str
+) -> list[str]:
+    """What is wrong with the checkpoint's names and shapes, a phrase for each kind; empty if nothing is."""
+    found = set(checkpoint.names())
+    missing = [name for name in targets if name not in found]
+    tied_copy = {head} if model.config.tie_word_embeddings else set()
+    unexpected = [
+        name for name in sorted(found - targets.keys() - tied_copy) if not ROTARY_TABLES.fullmatch(name)
+    ]
+    misshaped = []
+    for name in targets.keys() & found:
+        expected, actual = tuple(_destination(model, targets[name]).shape), tuple(checkpoint.shape(name))
+        if expected != actual:
+            misshaped.append(f"{name} {list(actual)} instead of {list(expected)}")
+    kinds = (("missing", missing), ("unexpected", unexpected), ("of the wrong shape", sorted(misshaped)))
+    return [_phrase(kind, names) for kind, names in kinds if names]
+
+
+def _phrase(kind: str, names: list[str]) -> str:
+    shown = ", ".join(names[:NAMES_PER_PROBLEM])
+    rest = len(names) - NAMES_PER_PROBLEM
+    return f"{len(names)} {kind} ({shown}{f' and {rest} more' if rest > 0 else ''})"
+
+
+def _check_tied_head(model: CausalLM, checkpoint: Checkpoint, resolved: ResolvedModel, head: str) -> None:
+    """A tied checkpoint may store its head a second time, but then it must be the same."""
+    if not model.config.tie_word_embeddings or head not in checkpoint.names():
+        return
+    if not torch.equal(checkpoint.load(head).to(model.lm_head.weight), model.lm_head.weight):
+        raise CheckpointError(
+            f"{resolved.path}: the config ties the head to the embedding, but {head} differs from it.",
+            parameter="model",
+            value=resolved.name,
+            hint="Set tie_word_embeddings to false in config.json if the head has weights of its own.",
+        )

@@ -1,0 +1,140 @@
+"""What a caller gets back: RequestOutput, one CompletionOutput for each answer, and their logprobs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import overload
+
+import numpy as np
+
+
+@dataclass(slots=True)
+class Logprob:
+    """One token's score at one position. rank: 1 is the most likely. decoded_token: its text."""
+
+    logprob: float
+    rank: int | None = None
+    decoded_token: str | None = None
+
+
+class PositionLogprobs(Sequence["dict[int, Logprob] | None"]):
+    """For each position, token id -> Logprob: the chosen token first, then the best ones.
+
+    Kept as arrays; a position's dictionary is made when it is looked at, so that asking for many logprobs and
+    reading few costs little. Behaves like a list.
+
+    Args:
+        decode: token ids -> their texts, or None to leave decoded_token empty.
+        leading_none: whether position 0 has no logprobs (the first token of a prompt).
+    """
+
+    def __init__(
+        self, decode: Callable[[Sequence[int]], list[str]] | None, leading_none: bool = False
+    ) -> None:
+        self._decode = decode
+        self._leading = 1 if leading_none else 0
+        self._token_ids: list[np.ndarray] = []
+        self._logprobs: list[np.ndarray] = []
+        self._ranks: list[int] = []
+
+    def append(self, token_ids: np.ndarray, logprobs: np.ndarray, rank: int) -> None:
+        """Add a position: [1 + k] token ids and logprobs, the chosen token first, and the chosen token's rank."""
+        self._token_ids.append(token_ids)
+        self._logprobs.append(logprobs)
+        self._ranks.append(rank)
+
+    def span(self, start: int, end: int) -> PositionLogprobs:
+        """Positions start .. end-1, unaffected by what is appended later."""
+        part = PositionLogprobs(self._decode)
+        part._token_ids, part._logprobs = self._token_ids[start:end], self._logprobs[start:end]
+        part._ranks = self._ranks[start:end]
+        return part
+
+    def __len__(self) -> int:
+        return self._leading + len(self._ranks)
+
+    @overload
+    def __getitem__(self, index: int) -> dict[int, Logprob] | None: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[dict[int, Logprob] | None]: ...
+    def __getitem__(self, index: int | slice) -> dict[int, Logprob] | None | list[dict[int, Logprob] | None]:
+        if isinstance(index, slice):
+            return [self._position(i) for i in range(*index.indices(len(self)))]
+        if not -len(self) <= index < len(self):
+            raise IndexError(index)
+        return self._position(index % len(self))
+
+    def __iter__(self) -> Iterator[dict[int, Logprob] | None]:
+        return map(self._position, range(len(self)))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, (PositionLogprobs, list)) and list(self) == list(other)
+
+    def __repr__(self) -> str:
+        return repr(list(self))
+
+    def _position(self, index: int) -> dict[int, Logprob] | None:
+        index -= self._leading
+        if index < 0:
+            return None
+        token_ids = self._token_ids[index].tolist()
+        logprobs = self._logprobs[index].tolist()
+        texts = self._decode(token_ids) if self._decode is not None else [None] * len(token_ids)
+        entries = {token_ids[0]: Logprob(logprobs[0], self._ranks[index], texts[0])}
+        for rank, (token_id, logprob, text) in enumerate(
+            zip(token_ids[1:], logprobs[1:], texts[1:], strict=True), start=1
+        ):
+            entries.setdefault(token_id, Logprob(logprob, rank, text))
+        return entries
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One answer.
+
+    finish_reason: "stop", "length", "abort", "error", or None while it goes on. stop_reason: the stop string or
+    stop token id that ended it; None for end-of-sequence. error: what went wrong, with finish_reason "error".
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    cumulative_logprob: float | None = None
+    logprobs: PositionLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    error: str | None = None
+
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+
+@dataclass(slots=True)
+class RequestMetrics:
+    """When things happened to a request, as time.time(); 0.0: not yet."""
+
+    arrival_time: float = 0.0
+    scheduled_time: float = 0.0
+    first_token_time: float = 0.0
+    last_token_time: float = 0.0
+    num_generation_tokens: int = 0
+    num_preemptions: int = 0
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """A request and its answers, so far or in the end.
+
+    prompt: the text, if it came as text. prompt_logprobs: one entry for each prompt token, None for the first.
+    num_cached_tokens: prompt tokens whose keys and values came from the prefix cache.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput] = field(default_factory=list)
+    finished: bool = False
+    prompt_logprobs: PositionLogprobs | None = None
+    num_cached_tokens: int | None = None
+    metrics: RequestMetrics | None = None

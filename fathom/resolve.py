@@ -1,0 +1,100 @@
+"""resolve: from a config with "auto" in it to one without, and the reasons. Pure: same input, same answer."""
+
+from __future__ import annotations
+
+from fathom.config import EngineConfig
+from fathom.errors import ConfigError
+from fathom.hardware import Hardware
+from fathom.model_config import ModelConfig
+
+DEFAULT_MAX_NUM_SEQS = 256
+DEFAULT_MAX_NUM_BATCHED_TOKENS = 2048
+
+
+def resolve(config: EngineConfig, model: ModelConfig, hardware: Hardware) -> tuple[EngineConfig, list[str]]:
+    """Replace every "auto" and None that depends on model and machine.
+
+    Returns:
+        the resolved config, and one sentence for each choice that was made.
+
+    Raises:
+        ConfigError: options that contradict each other or the model.
+    """
+    reasons: list[str] = []
+    device = "cpu" if config.runtime.device == "auto" else config.runtime.device
+    max_model_len = _max_model_len(config, model, reasons)
+    max_num_seqs, budget = _step_limits(config, max_model_len, reasons)
+    threads = config.runtime.num_threads
+    if threads is None:
+        threads = hardware.cores
+        reasons.append(f"num_threads={threads}: the physical cores that this process may use")
+    resolved = config.replace(
+        device=device,
+        dtype=_dtype(config, model, device, reasons),
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=budget,
+        num_threads=threads,
+    )
+    return resolved, reasons
+
+
+def _dtype(config: EngineConfig, model: ModelConfig, device: str, reasons: list[str]) -> str:
+    if config.model.dtype != "auto":
+        return config.model.dtype
+    if device == "cpu":
+        reasons.append("dtype=float32: exact, and the fastest type of torch's CPU matrix products")
+        return "float32"
+    dtype = model.dtype if model.dtype in ("float16", "bfloat16") else "bfloat16"
+    reasons.append(f"dtype={dtype}: the checkpoint is {model.dtype}")
+    return dtype
+
+
+def _max_model_len(config: EngineConfig, model: ModelConfig, reasons: list[str]) -> int:
+    limit = model.max_position_embeddings
+    wanted = config.model.max_model_len
+    if wanted is None:
+        reasons.append(f"max_model_len={limit}: the model's own context length")
+        return limit
+    if wanted > limit:
+        raise ConfigError(
+            f"max_model_len={wanted} is more than the model's context length, {limit}.",
+            parameter="max_model_len",
+            value=wanted,
+            hint=f"Use at most {limit}.",
+        )
+    return wanted
+
+
+def _step_limits(config: EngineConfig, max_model_len: int, reasons: list[str]) -> tuple[int, int]:
+    seqs, budget = config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens
+    chunked = config.scheduler.enable_chunked_prefill
+    if seqs is not None and budget is not None and budget < seqs:
+        raise ConfigError(
+            f"max_num_batched_tokens={budget} is less than max_num_seqs={seqs}, so running requests would starve.",
+            parameter="max_num_batched_tokens",
+            value=budget,
+            hint="Raise the first or lower the second.",
+        )
+    if budget is None:
+        budget = max(DEFAULT_MAX_NUM_BATCHED_TOKENS, seqs or 0)
+        if not chunked and budget < max_model_len:
+            budget = max_model_len
+            reasons.append(
+                f"max_num_batched_tokens={budget}: without chunked prefill a whole prompt must fit"
+            )
+    elif not chunked and budget < max_model_len:
+        raise ConfigError(
+            f"max_num_batched_tokens={budget} is less than max_model_len={max_model_len} and chunked prefill is off, "
+            "so longer prompts could never be scheduled.",
+            parameter="max_num_batched_tokens",
+            value=budget,
+            hint="Raise it, lower max_model_len, or set enable_chunked_prefill=True.",
+        )
+    if seqs is None:
+        seqs = min(DEFAULT_MAX_NUM_SEQS, budget)
+        if seqs < DEFAULT_MAX_NUM_SEQS:
+            reasons.append(
+                f"max_num_seqs={seqs}: one token of each must fit in max_num_batched_tokens={budget}"
+            )
+    return seqs, budget

@@ -1,0 +1,86 @@
+"""A step is two values: SchedulerOutput goes to the worker, ModelRunnerOutput comes back.
+
+Both are plain data (strings, ints, numpy arrays), so a step can be logged, sent to another process, or
+replayed. Differences are sent, not state: a request's tokens cross once, when it is admitted; after that
+only its new blocks do, since the worker appends the tokens that it samples itself.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from fathom.params import SamplingParams
+
+
+class LogprobsArrays(msgspec.Struct):
+    """Log-probabilities of some positions.
+
+    token_ids: [rows, 1 + k] int32, the chosen token first, then the k best; logprobs: [rows, 1 + k] float32;
+    ranks: [rows] int32, the chosen token's rank, 1 is the best.
+    """
+
+    token_ids: np.ndarray
+    logprobs: np.ndarray
+    ranks: np.ndarray
+
+
+class NewRequestData(msgspec.Struct):
+    """A request that enters the worker's batch: new, or resumed after preemption (then with its output so far).
+
+    token_ids: [n] int32, prompt and generated tokens. block_ids: one list per KV group.
+    """
+
+    request_id: str
+    token_ids: np.ndarray
+    num_prompt_tokens: int
+    num_computed_tokens: int
+    block_ids: tuple[list[int], ...]
+    sampling_params: SamplingParams
+    seed: int
+    choice: int
+
+
+class SchedulerOutput(msgspec.Struct):
+    """One step's work.
+
+    num_scheduled_tokens: request id -> tokens to compute in this step.
+    new_block_ids: request id -> blocks to append to its tables, one list per KV group; only for requests that
+        the worker knows already and that got new blocks.
+    finished_request_ids: rows to drop first (finished, aborted or preempted since the last step).
+    num_context_requests, num_context_tokens: how much of the step is prefill.
+    """
+
+    num_scheduled_tokens: dict[str, int]
+    total_num_scheduled_tokens: int
+    new_requests: list[NewRequestData]
+    new_block_ids: dict[str, tuple[list[int], ...]]
+    finished_request_ids: list[str]
+    num_context_requests: int
+    num_context_tokens: int
+
+    @property
+    def annotation(self) -> str:
+        """The step's name in logs and profiles: how many rows and tokens are prefill and decode."""
+        generation = len(self.num_scheduled_tokens) - self.num_context_requests
+        tokens = self.total_num_scheduled_tokens - self.num_context_tokens
+        return (
+            f"execute_context_{self.num_context_requests}({self.num_context_tokens})"
+            f"_generation_{generation}({tokens})"
+        )
+
+
+class ModelRunnerOutput(msgspec.Struct):
+    """What a step produced.
+
+    sampled_token_ids: request id -> the sampled token, for each request whose last token was computed.
+    logprobs: one row per entry of `logprobs_rows`; prompt_logprobs: request id -> rows for the prompt's
+        positions 1 .. n-1, delivered once, when the prompt is complete.
+    errors: request id -> why it failed (its logits were not finite, its logits processor raised ...).
+    """
+
+    sampled_token_ids: dict[str, int]
+    logprobs: LogprobsArrays | None = None
+    logprobs_rows: dict[str, int] = {}
+    prompt_logprobs: dict[str, LogprobsArrays] = {}
+    errors: dict[str, str] = {}

@@ -1,0 +1,80 @@
+"""Encode and decode messages: msgpack for the structure, arrays beside it in frames of their own, uncopied.
+
+A message is one or more frames. The first is the msgpack body; an array in it is (dtype, shape, data), where
+data is the bytes themselves if they are few, or the number of the frame that holds them. Only numbers can
+travel: nothing that a peer sends is ever unpickled or looked up by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any, Generic, TypeVar
+
+import msgspec
+import numpy as np
+
+INLINE_BYTES = 512
+_DTYPES = frozenset({"<i4", "<i8", "<f4", "<f8", "|b1", "|u1"})
+
+Message = TypeVar("Message")
+Frame = bytes | bytearray | memoryview
+
+
+class Encoder:
+    """Turns messages into frames. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._frames: list[Frame] = []
+        self._encoder = msgspec.msgpack.Encoder(enc_hook=self._encode_array)
+
+    def encode(self, message: Any) -> list[Frame]:
+        """The message's frames; arrays are referenced, so they must not change until the frames are sent."""
+        self._frames = frames = [b""]
+        frames[0] = self._encoder.encode(message)
+        return frames
+
+    def _encode_array(self, value: Any) -> Any:
+        if not isinstance(value, np.ndarray):
+            raise NotImplementedError(f"{type(value).__name__} cannot cross the process boundary")
+        if value.dtype.str not in _DTYPES:
+            raise NotImplementedError(f"arrays of {value.dtype} cannot cross the process boundary")
+        array = np.ascontiguousarray(value)
+        if array.nbytes <= INLINE_BYTES:
+            return (array.dtype.str, array.shape, array.tobytes())
+        self._frames.append(array.reshape(-1).view(np.uint8).data)
+        return (array.dtype.str, array.shape, len(self._frames) - 1)
+
+
+class Decoder(Generic[Message]):
+    """Turns frames back into a message of the given type (a struct or a union of tagged structs)."""
+
+    def __init__(self, kind: Any) -> None:
+        self._frames: Sequence[Frame] = ()
+        self._decoder = msgspec.msgpack.Decoder(kind, dec_hook=self._decode_array)
+
+    def decode(self, frames: Sequence[Frame]) -> Message:
+        """The message; its large arrays are read-only views of the frames.
+
+        Raises:
+            msgspec.ValidationError, msgspec.DecodeError: the frames are not such a message.
+        """
+        self._frames = frames
+        try:
+            return self._decoder.decode(frames[0])  # type: ignore[no-any-return]
+        finally:
+            self._frames = ()
+
+    def _decode_array(self, kind: type, value: Any) -> Any:
+        if kind is not np.ndarray:
+            raise NotImplementedError(f"cannot decode {kind}")
+        dtype, shape, data = value
+        if dtype not in _DTYPES:
+            raise ValueError(f"array of type {dtype!r}")
+        if isinstance(data, int):
+            if not 0 < data < len(self._frames):
+                raise ValueError(f"array in frame {data} of {len(self._frames)}")
+            data = self._frames[data]
+        if any(size < 0 for size in shape) or len(data) != prod(shape) * np.dtype(dtype).itemsize:
+            raise ValueError(f"array of shape {shape} and type {dtype} in {len(data)} bytes")
+        return np.frombuffer(data, dtype=dtype).reshape(shape)

@@ -1,0 +1,179 @@
+"""Every message that crosses the process boundary, as msgspec structs.
+
+caller -> engine:  StartEngine (once), then AddRequests | AbortRequests | UtilityCall
+engine -> caller:  EngineHello, EngineReady or EngineFailed (once each), then EngineCoreOutputs | UtilityReply
+
+In-process, the same structs are handed over as they are.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from fathom.config import EngineConfig
+from fathom.model_config import ModelConfig
+from fathom.params import SamplingParams
+from fathom.step import LogprobsArrays
+
+
+class FinishReason(IntEnum):
+    """Why a request ended; `str()` gives the OpenAI word."""
+
+    STOP = 0
+    LENGTH = 1
+    ABORT = 2
+    ERROR = 3
+
+    def __str__(self) -> str:
+        return self.name.lower()
+
+
+class EngineSetup(msgspec.Struct):
+    """What an engine is built from: the resolved config, the model's shape and where its files are."""
+
+    config: EngineConfig
+    model_config: ModelConfig
+    model_path: str
+    model_format: str
+
+
+class EngineCoreRequest(msgspec.Struct, array_like=True, gc=False):
+    """One request. `prompt` and `params` are indices into the tables of the AddRequests that carries it.
+
+    seed and choice key the request's random numbers; n answers to one prompt share the seed and differ in choice.
+    """
+
+    request_id: str
+    prompt: int
+    params: int
+    seed: int
+    choice: int = 0
+    arrival_time: float = 0.0
+    priority: int = 0
+    cache_salt: str | None = None
+    lora_name: str | None = None
+
+
+class AddRequests(msgspec.Struct, tag="add"):
+    """A batch of requests; a prompt ([n] int32) or params shared by several is in its table once."""
+
+    prompts: list[np.ndarray]
+    params: list[SamplingParams]
+    requests: list[EngineCoreRequest]
+
+
+class AbortRequests(msgspec.Struct, tag="abort"):
+    """Drop these requests, wherever they are; unknown and finished ids are ignored."""
+
+    request_ids: list[str]
+
+
+class UtilityCall(msgspec.Struct, tag="utility"):
+    """A control operation by name; answered by a UtilityReply with the same call_id."""
+
+    call_id: int
+    method: str
+    args: list[Any]
+
+
+class StartEngine(msgspec.Struct, tag="start"):
+    """The first message to a new engine process. spawn_time: the caller's time.time() when it was spawned."""
+
+    setup: EngineSetup
+    spawn_time: float
+
+
+ToEngine = StartEngine | AddRequests | AbortRequests | UtilityCall
+
+
+class EngineCoreOutput(msgspec.Struct, array_like=True, gc=False):
+    """What one step gave one request.
+
+    logprobs_row: this request's row in the step's LogprobsArrays, or -1. num_cached_tokens: prompt tokens taken
+    from the prefix cache. scheduled_time: time.time() of first admission. error: set with FinishReason.ERROR.
+    """
+
+    request_id: str
+    new_token_ids: list[int]
+    finish_reason: FinishReason | None = None
+    stop_reason: int | None = None
+    logprobs_row: int = -1
+    prompt_logprobs: LogprobsArrays | None = None
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    scheduled_time: float = 0.0
+    error: str | None = None
+
+
+class SchedulerStats(msgspec.Struct, array_like=True, gc=False):
+    """The scheduler's state after a step; counters count from the engine's start.
+
+    kv_cache_usage: share of blocks in use, 0 to 1. prefix_cache_queries, prefix_cache_hits: in tokens.
+    """
+
+    num_running: int
+    num_waiting: int
+    kv_cache_usage: float
+    prefix_cache_queries: int
+    prefix_cache_hits: int
+    num_preemptions: int
+    num_steps: int
+
+
+class EngineCoreOutputs(msgspec.Struct, tag="outputs"):
+    """What one step gave all of its requests. logprobs has one row for each output that asked."""
+
+    outputs: list[EngineCoreOutput]
+    logprobs: LogprobsArrays | None = None
+    stats: SchedulerStats | None = None
+    timestamp: float = 0.0
+
+
+class RemoteError(msgspec.Struct):
+    """An error raised on the other side; `kind` is its class's name in fathom.errors, or any other name."""
+
+    kind: str
+    message: str
+    parameter: str | None = None
+    traceback: str = ""
+
+
+class UtilityReply(msgspec.Struct, tag="reply"):
+    """The answer to a UtilityCall: a result or an error."""
+
+    call_id: int
+    result: Any = None
+    error: RemoteError | None = None
+
+
+class EngineHello(msgspec.Struct, tag="hello"):
+    """An engine process has connected and waits for StartEngine."""
+
+    pid: int
+
+
+class EngineReady(msgspec.Struct, tag="ready"):
+    """The engine is up. Holds what only it could know.
+
+    max_model_len: the configured one, or less if the KV cache could not hold it. phases: (name, seconds) of
+    the boot, in order; they add up to the whole.
+    """
+
+    max_model_len: int
+    num_kv_blocks: int
+    block_size: int
+    kv_cache_bytes: int
+    phases: list[tuple[str, float]] = []
+
+
+class EngineFailed(msgspec.Struct, tag="failed"):
+    """The engine could not start."""
+
+    error: RemoteError
+
+
+FromEngine = EngineHello | EngineReady | EngineFailed | EngineCoreOutputs | UtilityReply

@@ -1,0 +1,95 @@
+"""Device: where a worker computes, as an object. One model runner serves every kind."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+import torch
+
+from fathom.config import EngineConfig
+from fathom.errors import ConfigError
+from fathom.hardware import detect_hardware
+
+logger = logging.getLogger(__name__)
+
+CPU_KV_MEMORY_SHARE = 0.4
+"""Share of the memory that is available once the weights are loaded that the KV cache may take on a CPU."""
+
+
+class Device(ABC):
+    """A torch device and what differs between kinds of them."""
+
+    torch_device: torch.device
+
+    @abstractmethod
+    def kv_cache_memory(self, run_largest_batch: Callable[[], None]) -> int:
+        """Bytes that the KV cache may take, now that the weights are loaded; may run the largest batch to measure."""
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Wait until everything that was launched is done."""
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """A tensor for a KV cache: zero where that is free, and never NaN."""
+        return torch.zeros(shape, dtype=dtype, device=self.torch_device)
+
+
+class CPUDevice(Device):
+    """The CPU, with as many threads as the config says."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.torch_device = torch.device("cpu")
+        if config.runtime.num_threads is not None:
+            torch.set_num_threads(config.runtime.num_threads)
+            with contextlib.suppress(RuntimeError):  # can be set once per process
+                torch.set_num_interop_threads(1)
+
+    def kv_cache_memory(self, run_largest_batch: Callable[[], None]) -> int:
+        return int(detect_hardware().available_memory * CPU_KV_MEMORY_SHARE)
+
+    def synchronize(self) -> None:
+        """Nothing runs behind our back."""
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        # numpy asks the system for zeroed pages, which cost nothing until they are used.
+        import numpy as np
+
+        size = int(np.prod(shape)) * dtype.itemsize
+        return torch.from_numpy(np.zeros(size, dtype=np.uint8)).view(dtype).view(shape)
+
+
+class CUDADevice(Device):
+    """One CUDA device."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        if not torch.cuda.is_available():
+            raise ConfigError(
+                "device=cuda, but torch finds no CUDA device.",
+                parameter="device",
+                value="cuda",
+                hint="Use device=cpu, or install a CUDA build of torch and its driver.",
+            )
+        self.torch_device = torch.device("cuda", torch.cuda.current_device())
+        self._share = config.cache.gpu_memory_utilization
+
+    def kv_cache_memory(self, run_largest_batch: Callable[[], None]) -> int:
+        """The share of the device's memory that we may use, less the peak of a step of the largest batch."""
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(self.torch_device)
+        free_before, total = torch.cuda.mem_get_info(self.torch_device)
+        used_by_others = total - free_before - torch.cuda.memory_reserved(self.torch_device)
+        run_largest_batch()
+        self.synchronize()
+        peak = torch.cuda.max_memory_allocated(self.torch_device)
+        return max(0, int(total * self._share) - used_by_others - peak)
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize(self.torch_device)
+
+
+def make_device(config: EngineConfig) -> Device:
+    """The device that a resolved config names."""
+    return CUDADevice(config) if config.runtime.device == "cuda" else CPUDevice(config)

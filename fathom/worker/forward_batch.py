@@ -1,0 +1,41 @@
+"""ForwardBatch: everything a model needs to know about the step's batch, as one frozen argument.
+
+The requests' tokens lie one after another in one flat dimension:
+
+    input_ids        [a0 a1 a2 a3 | b0 | c0]        4 tokens of a prefill, two decodes
+    query_start_loc  [0, 4, 5, 6]
+    seq_lens         [4, 37, 12]                    keys each request attends to, its new tokens included
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class BlockTables:
+    """Where one KV group's keys and values lie.
+
+    block_table: [num_reqs, max_blocks] int32, a request's blocks in order (0, the null block, where a sliding
+    window has let go of one). slot_mapping: [num_tokens] int64, block * block_size + offset of each new token.
+    """
+
+    block_table: torch.Tensor
+    slot_mapping: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardBatch:
+    """One step's batch.
+
+    query_start_loc: [num_reqs + 1] int32. seq_lens: [num_reqs] int32.
+    kv_caches: per layer [2, num_blocks, block_size, num_kv_heads, head_dim] (0 keys, 1 values).
+    tables: per layer, its group's BlockTables.
+    """
+
+    query_start_loc: torch.Tensor
+    seq_lens: torch.Tensor
+    kv_caches: list[torch.Tensor]
+    tables: list[BlockTables]

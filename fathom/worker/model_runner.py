@@ -1,0 +1,212 @@
+"""ModelRunner: runs one step of the model on one device.
+
+    execute_model(step)
+        1. apply the step's differences to the persistent rows           InputBatch
+        2. flatten the scheduled tokens of all rows into one batch       _prepare_inputs
+        3. run the model: every token in one forward, whoever's it is
+        4. project the last hidden state of each row that is complete to logits
+    sample_tokens()
+        5. choose a token per complete row, append it to its row
+        6. report tokens, logprobs and errors
+
+The two halves are apart so that a step can be launched and the next one be scheduled before its tokens are asked for.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from fathom.kv_cache_spec import KVCacheConfig
+from fathom.models.decoder import CausalLM
+from fathom.step import ModelRunnerOutput, SchedulerOutput
+from fathom.worker.device import Device
+from fathom.worker.forward_batch import BlockTables, ForwardBatch
+from fathom.worker.input_batch import InputBatch
+from fathom.worker.prompt_logprobs import PromptLogprobs
+from fathom.worker.sample.random import uniform
+from fathom.worker.sample.sampler import Sampler
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class PreparedInputs:
+    """A step's inputs. rows: [num_reqs], the batch's row of each scheduled request, in order.
+
+    num_scheduled: [num_reqs]. complete: [num_reqs] bool, whose last token this step computes.
+    query_start: [num_reqs + 1].
+    """
+
+    input_ids: torch.Tensor
+    positions: torch.Tensor
+    batch: ForwardBatch
+    rows: np.ndarray
+    num_scheduled: np.ndarray
+    query_start: np.ndarray
+    complete: np.ndarray
+
+
+@dataclass(slots=True)
+class PendingStep:
+    """What execute_model leaves for sample_tokens. logits: [complete rows, vocab]; rows: their rows in the batch."""
+
+    logits: torch.Tensor
+    rows: np.ndarray
+
+
+class ModelRunner:
+    """Owns the batch's rows and the KV cache; holds the model and the sampler.
+
+    Args:
+        model: on `device`, with forward, compute_logits.
+        sampler: the logits pipeline.
+        kv_cache: layout of the pool to allocate.
+        dtype: of keys and values.
+    """
+
+    def __init__(
+        self,
+        model: CausalLM,
+        sampler: Sampler,
+        device: Device,
+        kv_cache: KVCacheConfig,
+        dtype: torch.dtype,
+        max_num_seqs: int,
+        max_model_len: int,
+        logprobs_mode: str,
+    ) -> None:
+        self.model = model
+        self.sampler = sampler
+        self.device = device
+        self.block_size = kv_cache.block_size
+        self.batch = InputBatch(max_num_seqs, max_model_len, kv_cache)
+        self.prompt_logprobs = PromptLogprobs(model, logprobs_mode)
+        self.kv_caches, self.group_of_layer = _allocate_kv_caches(model, device, kv_cache, dtype)
+        self._pending: PendingStep | None = None
+
+    @torch.inference_mode()
+    def execute_model(self, step: SchedulerOutput) -> None:
+        """Run the forward pass of a step and keep the logits of the rows that it completes."""
+        self._pending = None
+        self.prompt_logprobs.drop(step.finished_request_ids)
+        self.sampler.update_state(self.batch.apply(step))
+        inputs = self._prepare_inputs(step.num_scheduled_tokens)
+        with torch.profiler.record_function(step.annotation):
+            hidden = self.model(inputs.input_ids, inputs.positions, inputs.batch)
+            logits_indices = torch.from_numpy(inputs.query_start[1:][inputs.complete] - 1)
+            logits = self.model.compute_logits(hidden[logits_indices.to(hidden.device)])
+        self.prompt_logprobs.collect(self.batch, inputs.rows, inputs.query_start, hidden)
+        self.batch.num_computed_tokens[inputs.rows] += inputs.num_scheduled
+        self._pending = PendingStep(logits, inputs.rows[inputs.complete])
+
+    @torch.inference_mode()
+    def sample_tokens(self) -> ModelRunnerOutput:
+        """Sample from the last execute_model's logits and append the tokens to their rows."""
+        pending, self._pending = self._pending, None
+        assert pending is not None, "sample_tokens without execute_model"
+        batch = self.batch
+        num_rows = batch.num_rows
+        active = np.zeros(num_rows, bool)
+        active[pending.rows] = True
+        positions = batch.num_tokens[:num_rows] - batch.num_prompt_tokens[:num_rows]
+        uniforms = uniform(batch.seeds[:num_rows], batch.choices[:num_rows], positions.astype(np.uint64))
+        with torch.profiler.record_function("sample_tokens"):
+            output = self.sampler.forward(self._logits_of_all_rows(pending, num_rows), uniforms, active)
+        sampled: dict[str, int] = {}
+        token_ids = output.token_ids.tolist()
+        for row in pending.rows.tolist():
+            if row not in output.errors:
+                batch.append_token(row, token_ids[row])
+                sampled[batch.request_ids[row]] = token_ids[row]
+        return ModelRunnerOutput(
+            sampled_token_ids=sampled,
+            logprobs=output.logprobs,
+            logprobs_rows={batch.request_ids[row]: index for index, row in enumerate(output.logprobs_rows)},
+            prompt_logprobs=self.prompt_logprobs.take_complete(self.batch),
+            errors={batch.request_ids[row]: message for row, message in output.errors.items()},
+        )
+
+    def _prepare_inputs(self, num_scheduled_tokens: dict[str, int]) -> PreparedInputs:
+        """Flatten the scheduled tokens, row after row, and say where their keys and values go and lie.
+
+        A row's new tokens are those at positions num_computed .. num_computed + scheduled - 1.
+        """
+        batch, device = self.batch, self.device.torch_device
+        scheduled = np.zeros(batch.num_rows, np.int64)
+        for request_id, count in num_scheduled_tokens.items():
+            scheduled[batch.row_of[request_id]] = count
+        rows = np.flatnonzero(scheduled)
+        counts = scheduled[rows]
+        query_start = np.zeros(len(rows) + 1, np.int64)
+        np.cumsum(counts, out=query_start[1:])
+
+        computed = batch.num_computed_tokens[rows]
+        row_of_token = np.repeat(rows, counts)
+        positions = np.arange(query_start[-1]) + np.repeat(computed - query_start[:-1], counts)
+        seq_lens = computed + counts
+        tables = self._block_tables(rows, row_of_token, positions, int(seq_lens.max()))
+        forward_batch = ForwardBatch(
+            query_start_loc=torch.from_numpy(query_start.astype(np.int32)).to(device),
+            seq_lens=torch.from_numpy(seq_lens.astype(np.int32)).to(device),
+            kv_caches=self.kv_caches,
+            tables=[tables[group] for group in self.group_of_layer],
+        )
+        return PreparedInputs(
+            input_ids=torch.from_numpy(batch.token_ids[row_of_token, positions].astype(np.int64)).to(device),
+            positions=torch.from_numpy(positions).to(device),
+            batch=forward_batch,
+            rows=rows,
+            num_scheduled=counts,
+            query_start=query_start,
+            complete=seq_lens == batch.num_tokens[rows],
+        )
+
+    def _block_tables(
+        self, rows: np.ndarray, row_of_token: np.ndarray, positions: np.ndarray, longest: int
+    ) -> list[BlockTables]:
+        """Per KV group: each request's blocks, and the slot (block * block_size + offset) of each new token."""
+        width = -(-longest // self.block_size)
+        block_of_token, offset = np.divmod(positions, self.block_size)
+        tables = []
+        for table in self.batch.block_tables:
+            slots = table[row_of_token, block_of_token].astype(np.int64) * self.block_size + offset
+            tables.append(
+                BlockTables(
+                    block_table=torch.from_numpy(table[rows, :width]).to(self.device.torch_device),
+                    slot_mapping=torch.from_numpy(slots).to(self.device.torch_device),
+                )
+            )
+        return tables
+
+    def _logits_of_all_rows(self, pending: PendingStep, num_rows: int) -> torch.Tensor:
+        """[num_rows, vocab]; rows that this step does not complete hold zeros."""
+        if len(pending.rows) == num_rows:
+            return pending.logits
+        logits = torch.zeros(
+            num_rows, pending.logits.shape[1], dtype=torch.float32, device=pending.logits.device
+        )
+        logits[torch.from_numpy(pending.rows).to(logits.device)] = pending.logits
+        return logits
+
+
+def _allocate_kv_caches(
+    model: CausalLM, device: Device, config: KVCacheConfig, dtype: torch.dtype
+) -> tuple[list[torch.Tensor], list[int]]:
+    """Per layer its [2, num_blocks, block_size, kv_heads, head_dim] cache, and the index of its group.
+
+    The i-th layers of all groups share a tensor, since no block belongs to two groups at once.
+    """
+    spec = model.kv_specs()[0]
+    shape = (2, config.num_blocks, config.block_size, spec.num_kv_heads, spec.head_dim)
+    tensors = [device.empty(shape, dtype) for _ in range(config.layers_per_group)]
+    place = {
+        layer: (index, group_index)
+        for group_index, group in enumerate(config.groups)
+        for index, layer in enumerate(group.layers)
+    }
+    layers = range(len(place))
+    return [tensors[place[layer][0]] for layer in layers], [place[layer][1] for layer in layers]

@@ -1,0 +1,72 @@
+"""PromptLogprobs: log-probabilities of prompt tokens, collected chunk by chunk while the prompt is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+
+from fathom.models.decoder import CausalLM
+from fathom.step import LogprobsArrays
+from fathom.worker.input_batch import InputBatch
+from fathom.worker.sample.logprobs import prompt_logprobs
+
+_ROWS_AT_ONCE = 128
+"""Positions projected to the vocabulary at a time: bounds the memory to 128 x vocabulary x 4 bytes."""
+
+
+class PromptLogprobs:
+    """Keeps the chunks of prompts that are not complete yet, by request id."""
+
+    def __init__(self, model: CausalLM, logprobs_mode: str) -> None:
+        self._model = model
+        self._mode = logprobs_mode
+        self._chunks: dict[str, list[LogprobsArrays]] = {}
+
+    def drop(self, request_ids: Iterable[str]) -> None:
+        """Forget requests that have left the batch; one that was preempted starts anew."""
+        for request_id in request_ids:
+            self._chunks.pop(request_id, None)
+
+    def collect(
+        self, batch: InputBatch, rows: np.ndarray, query_start: np.ndarray, hidden: torch.Tensor
+    ) -> None:
+        """Score the prompt tokens that this step's positions predict, before num_computed_tokens moves on.
+
+        Args:
+            rows: [num_reqs] batch rows of the step's requests. query_start: [num_reqs + 1].
+            hidden: [num_tokens, hidden_size].
+        """
+        for index, row in enumerate(rows.tolist()):
+            k = batch.params[row].prompt_logprobs
+            first = int(batch.num_computed_tokens[row])
+            last_target = int(batch.num_prompt_tokens[row]) - 1
+            if k is None or first >= last_target:
+                continue
+            begin, end = int(query_start[index]), int(query_start[index + 1])
+            count = min(end - begin, last_target - first)
+            targets = batch.token_ids[row, first + 1 : first + 1 + count]
+            chunks = self._chunks.setdefault(batch.request_ids[row], [])
+            for start in range(0, count, _ROWS_AT_ONCE):
+                stop = min(start + _ROWS_AT_ONCE, count)
+                logits = self._model.compute_logits(hidden[begin + start : begin + stop])
+                chunks.append(prompt_logprobs(logits, targets[start:stop], k, self._mode))
+
+    def take_complete(self, batch: InputBatch) -> dict[str, LogprobsArrays]:
+        """The whole prompts' arrays, for each request whose prompt has just been completed."""
+        done = [
+            request_id
+            for request_id in self._chunks
+            if batch.num_computed_tokens[batch.row_of[request_id]]
+            >= batch.num_prompt_tokens[batch.row_of[request_id]]
+        ]
+        return {request_id: _concatenate(self._chunks.pop(request_id)) for request_id in done}
+
+
+def _concatenate(chunks: list[LogprobsArrays]) -> LogprobsArrays:
+    return LogprobsArrays(
+        token_ids=np.concatenate([chunk.token_ids for chunk in chunks]),
+        logprobs=np.concatenate([chunk.logprobs for chunk in chunks]),
+        ranks=np.concatenate([chunk.ranks for chunk in chunks]),
+    )

@@ -1,0 +1,1 @@
+"""From logits to tokens: a list of logits processors, one parameter family per file, and the sampler."""

@@ -1,0 +1,160 @@
+"""Worker: one rank, one device. Loads the model, sizes and holds the KV cache, answers the executor."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from fathom.kv_cache_spec import KVCacheConfig, KVCacheGroup, LayerKVSpec
+from fathom.models.loader import load_model
+from fathom.step import ModelRunnerOutput, NewRequestData, SchedulerOutput
+from fathom.params import SamplingParams
+from fathom.weights.resolve import ResolvedModel
+from fathom.worker.device import make_device
+from fathom.worker.model_runner import ModelRunner
+from fathom.worker.sample.interface import LogitsProcessorContext
+from fathom.worker.sample.loading import load_logits_processors
+from fathom.worker.sample.sampler import Sampler
+
+if TYPE_CHECKING:
+    from fathom.wire.messages import EngineSetup
+
+logger = logging.getLogger(__name__)
+
+
+class Worker:
+    """Loads the model on construction; ready for steps after initialize_from_config."""
+
+    def __init__(self, setup: EngineSetup) -> None:
+        self._config = config = setup.config
+        self._vocab_size = setup.model_config.vocab_size
+        self.device = make_device(config)
+        self._dtype = getattr(torch, config.model.dtype)
+        self._model = load_model(
+            setup.model_config,
+            ResolvedModel(Path(setup.model_path), setup.model_format, config.model.model),
+            load_format=config.model.load_format,
+            dtype=self._dtype,
+            device=self.device.torch_device,
+            max_model_len=config.model.max_model_len,
+            show_progress=config.runtime.show_progress,
+        )
+        self._sampler = self._make_sampler()
+        self._runner: ModelRunner | None = None
+        self._profiler: tuple[torch.profiler.profile, str] | None = None
+
+    def get_kv_cache_specs(self) -> list[LayerKVSpec]:
+        """What each attention layer stores."""
+        return self._model.kv_specs()
+
+    def determine_available_memory(self) -> int:
+        """Bytes for the KV cache: as configured, or what the device can spare."""
+        configured = self._config.cache.kv_cache_memory_bytes
+        if configured is not None:
+            return configured
+        return self.device.kv_cache_memory(self._run_largest_batch)
+
+    def initialize_from_config(self, kv_cache: KVCacheConfig, max_model_len: int) -> None:
+        """Allocate the KV cache and the batch's rows."""
+        self._runner = self._make_runner(kv_cache, max_model_len)
+        logger.info(
+            "KV cache: %d blocks of %d tokens, %.2f GiB; longest sequence %d tokens",
+            kv_cache.num_blocks,
+            kv_cache.block_size,
+            kv_cache.num_blocks * kv_cache.bytes_per_block / 2**30,
+            max_model_len,
+        )
+
+    def warm_up(self) -> None:
+        """One prefill and one decode on the null block: first calls set up much that later ones reuse."""
+        self._run_dummy_batch(self._ready_runner(), num_requests=1, tokens_each=8)
+
+    def execute_model(self, step: SchedulerOutput) -> None:
+        self._ready_runner().execute_model(step)
+
+    def sample_tokens(self) -> ModelRunnerOutput:
+        return self._ready_runner().sample_tokens()
+
+    def start_profile(self, folder: str) -> None:
+        """Record steps with torch's profiler."""
+        self.stop_profile()
+        profiler = torch.profiler.profile(record_shapes=False)
+        profiler.start()
+        self._profiler = (profiler, folder)
+
+    def stop_profile(self) -> str | None:
+        """Write the trace and return its path; None if nothing was being recorded."""
+        if self._profiler is None:
+            return None
+        (profiler, folder), self._profiler = self._profiler, None
+        profiler.stop()
+        os.makedirs(folder, exist_ok=True)
+        path = os.path.join(folder, f"fathom-rank0-{time.strftime('%Y%m%d-%H%M%S')}.pt.trace.json")
+        profiler.export_chrome_trace(path)
+        return path
+
+    def shutdown(self) -> None:
+        """Let go of model and KV cache."""
+        self.stop_profile()
+        self._runner = None
+        del self._model
+
+    def _ready_runner(self) -> ModelRunner:
+        assert self._runner is not None, "the worker is used before initialize_from_config"
+        return self._runner
+
+    def _make_sampler(self) -> Sampler:
+        assert self._config.scheduler.max_num_seqs is not None
+        context = LogitsProcessorContext(self._vocab_size, self._config.scheduler.max_num_seqs, self._config)
+        device = self.device.torch_device
+        custom = [
+            kind(context, device, device.type == "cuda")
+            for kind in load_logits_processors(list(self._config.model.logits_processors))
+        ]
+        return Sampler(context, device, self._config.model.logprobs_mode, custom)
+
+    def _make_runner(self, kv_cache: KVCacheConfig, max_model_len: int) -> ModelRunner:
+        assert self._config.scheduler.max_num_seqs is not None
+        return ModelRunner(
+            self._model,
+            self._sampler,
+            self.device,
+            kv_cache,
+            self._dtype,
+            self._config.scheduler.max_num_seqs,
+            max_model_len,
+            self._config.model.logprobs_mode,
+        )
+
+    def _run_largest_batch(self) -> None:
+        """The step that takes the most memory: as many requests and tokens as one may have, on a cache of one block."""
+        scheduler, model = self._config.scheduler, self._config.model
+        assert scheduler.max_num_seqs is not None
+        assert scheduler.max_num_batched_tokens is not None
+        assert model.max_model_len is not None
+        layers = tuple(range(len(self._model.kv_specs())))
+        kv_cache = KVCacheConfig(1, self._config.cache.block_size, len(layers), (KVCacheGroup(layers),), 0)
+        runner = self._make_runner(kv_cache, model.max_model_len)
+        requests = min(scheduler.max_num_seqs, scheduler.max_num_batched_tokens)
+        each = min(scheduler.max_num_batched_tokens // requests, model.max_model_len - 1)
+        self._run_dummy_batch(runner, requests, each)
+
+    def _run_dummy_batch(self, runner: ModelRunner, num_requests: int, tokens_each: int) -> None:
+        """A prefill and a decode of made-up requests whose keys and values all go to the null block."""
+        ids = [f"warm-up-{index}" for index in range(num_requests)]
+        no_blocks = tuple([] for _ in runner.batch.block_tables)
+        tokens = np.zeros(tokens_each, np.int32)
+        params = SamplingParams(temperature=0.0)
+        new = [NewRequestData(i, tokens, tokens_each, 0, no_blocks, params, 0, 0) for i in ids]
+        for requests, count in ((new, tokens_each), ([], 1)):
+            step = SchedulerOutput(dict.fromkeys(ids, count), count * len(ids), requests, {}, [], 0, 0)
+            runner.execute_model(step)
+            runner.sample_tokens()
+        # The rows leave with the next step; until then they are not scheduled.
+        runner.sampler.update_state(runner.batch.apply(SchedulerOutput({}, 0, [], {}, ids, 0, 0)))

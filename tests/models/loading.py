@@ -1,0 +1,25 @@
+"""load(path): a model from a folder or a .gguf file, the way that a worker loads it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from fathom.model_config import load_model_config
+from fathom.models.decoder import CausalLM
+from fathom.models.loader import load_model
+from fathom.weights.resolve import ResolvedModel
+
+
+def load(path: Path, *, load_format: str = "auto", dtype: torch.dtype = torch.float32) -> CausalLM:
+    resolved = ResolvedModel(path, "gguf" if path.suffix == ".gguf" else "safetensors", path.name)
+    return load_model(
+        load_model_config(resolved),
+        resolved,
+        load_format=load_format,
+        dtype=dtype,
+        device=torch.device("cpu"),
+        max_model_len=128,
+        show_progress=False,
+    )
