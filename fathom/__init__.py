@@ -28,7 +28,7 @@ _HOMES = {
     "MoveDirectionality": "fathom.worker.sample.interface",
 }
 
-__all__ = [  # noqa: PLE0604 - strings, by construction
+__all__ = [
     "__version__",
     *_HOMES,
 ]

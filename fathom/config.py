@@ -19,7 +19,7 @@ from fathom.errors import ConfigError
 DEFAULT_MODEL = "smollm2-135m"
 
 
-def option(default: Any, help: str) -> Any:  # noqa: A002 - argparse's own word
+def option(default: Any, help: str) -> Any:
     """A config field: its default and its help line."""
     return field(default=default, metadata={"help": help})
 
@@ -35,9 +35,7 @@ class ModelOptions:
         "auto", "Type of weights and computation; auto picks what is right and fast on the device."
     )
     load_format: Literal["auto", "dummy"] = option("auto", "dummy: random weights from config.json alone.")
-    max_model_len: int | None = option(
-        None, "Longest sequence, prompt and answer; default: what the model allows."
-    )
+    max_model_len: int | None = option(None, "Longest sequence, prompt and answer; default: what the model allows.")
     seed: int | None = option(
         None,
         "Seed of requests that bring none of their own, and of dummy weights; None: a new one each start.",
@@ -45,9 +43,7 @@ class ModelOptions:
     generation_config: str = option(
         "auto", "auto: take sampling defaults from the model's generation_config.json; none: ignore the file."
     )
-    served_model_name: str | None = option(
-        None, "Name under which the model is served; default: the model's."
-    )
+    served_model_name: str | None = option(None, "Name under which the model is served; default: the model's.")
     max_logprobs: int = option(20, "Most logprobs a request may ask for; -1: the whole vocabulary.")
     logprobs_mode: Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"] = option(
         "raw_logprobs", "What logprobs report: before (raw) or after (processed) filters and temperature."
@@ -72,9 +68,7 @@ class SchedulerOptions:
 
     max_num_seqs: int | None = option(None, "Most requests in one step; default 256.")
     max_num_batched_tokens: int | None = option(None, "Most tokens computed in one step; default 2048.")
-    enable_chunked_prefill: bool = option(
-        True, "Compute long prompts in pieces between other requests' tokens."
-    )
+    enable_chunked_prefill: bool = option(True, "Compute long prompts in pieces between other requests' tokens.")
     long_prefill_token_threshold: int = option(0, "Most prompt tokens of one request in a step; 0: no limit.")
     scheduling_policy: Literal["fcfs", "priority"] = option(
         "fcfs", "Order of admission: first come first served, or lowest priority value first."
@@ -89,9 +83,7 @@ class RuntimeOptions:
     multiprocess: bool | None = option(
         None, "Run the engine in a process of its own; default: FATHOM_ENABLE_MULTIPROCESSING, else yes."
     )
-    num_threads: int | None = option(
-        None, "CPU threads of the model; default: the cores this process may use."
-    )
+    num_threads: int | None = option(None, "CPU threads of the model; default: the cores this process may use.")
     ready_timeout_s: float | None = option(
         None, "Seconds to wait for the engine process; default FATHOM_ENGINE_READY_TIMEOUT_S, else 600."
     )
@@ -139,9 +131,7 @@ _SECTIONS: dict[str, Any] = {
     "runtime": RuntimeOptions,
 }
 _OPTION_HOME: dict[str, tuple[str, Any]] = {
-    name: (section, hint)
-    for section, kind in _SECTIONS.items()
-    for name, hint in get_type_hints(kind).items()
+    name: (section, hint) for section, kind in _SECTIONS.items() for name, hint in get_type_hints(kind).items()
 }
 
 
@@ -171,9 +161,7 @@ def _check_type(name: str, value: Any, expected: Any) -> Any:
             return float(value)
         elif isinstance(value, alternative) and isinstance(value, bool) == (alternative is bool):
             return value
-    raise ConfigError(
-        f"{name} must be {_type_words(alternatives)}, got {value!r}.", parameter=name, value=value
-    )
+    raise ConfigError(f"{name} must be {_type_words(alternatives)}, got {value!r}.", parameter=name, value=value)
 
 
 def _type_words(alternatives: tuple[Any, ...]) -> str:

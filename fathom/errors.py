@@ -19,9 +19,7 @@ class FathomError(Exception):
         hint: what to do instead.
     """
 
-    def __init__(
-        self, message: str, *, parameter: str | None = None, value: Any = None, hint: str | None = None
-    ):
+    def __init__(self, message: str, *, parameter: str | None = None, value: Any = None, hint: str | None = None):
         super().__init__(message if hint is None else f"{message} {hint}")
         self.message = message
         self.parameter = parameter

@@ -29,9 +29,7 @@ class PositionLogprobs(Sequence["dict[int, Logprob] | None"]):
         leading_none: whether position 0 has no logprobs (the first token of a prompt).
     """
 
-    def __init__(
-        self, decode: Callable[[Sequence[int]], list[str]] | None, leading_none: bool = False
-    ) -> None:
+    def __init__(self, decode: Callable[[Sequence[int]], list[str]] | None, leading_none: bool = False) -> None:
         self._decode = decode
         self._leading = 1 if leading_none else 0
         self._token_ids: list[np.ndarray] = []
@@ -58,7 +56,7 @@ class PositionLogprobs(Sequence["dict[int, Logprob] | None"]):
     def __getitem__(self, index: int) -> dict[int, Logprob] | None: ...
     @overload
     def __getitem__(self, index: slice) -> list[dict[int, Logprob] | None]: ...
-    def __getitem__(self, index: int | slice) -> dict[int, Logprob] | None | list[dict[int, Logprob] | None]:
+    def __getitem__(self, index: int | slice) -> dict[int, Logprob] | list[dict[int, Logprob] | None] | None:
         if isinstance(index, slice):
             return [self._position(i) for i in range(*index.indices(len(self)))]
         if not -len(self) <= index < len(self):

@@ -165,9 +165,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True):
                 )
             self.top_p, self.top_k, self.min_p = 1.0, 0, 0.0
         elif self.temperature < MIN_TEMPERATURE:
-            logger.warning(
-                "temperature %s is below %s and was raised to it", self.temperature, MIN_TEMPERATURE
-            )
+            logger.warning("temperature %s is below %s and was raised to it", self.temperature, MIN_TEMPERATURE)
             self.temperature = MIN_TEMPERATURE
         if self.top_k == -1:
             self.top_k = 0
@@ -190,9 +188,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True):
             }
         if self.allowed_token_ids is not None:
             if not self.allowed_token_ids:
-                raise _invalid(
-                    "allowed_token_ids", [], "must not be empty; leave it out to allow every token"
-                )
+                raise _invalid("allowed_token_ids", [], "must not be empty; leave it out to allow every token")
             for token_id in self.allowed_token_ids:
                 _require_int("allowed_token_ids", token_id, 0, None)
         for word in self.bad_words or ():
@@ -209,9 +205,7 @@ def _require_int(name: str, value: object, low: int, high: int | None, hint: str
         raise _invalid(name, value, "must be an integer")
     if value < low or (high is not None and value > high):
         bounds = f"must be at least {low}" if high is None else f"must be in [{low}, {high}]"
-        raise ValidationError(
-            f"{name} {bounds}, got {value}.", parameter=name, value=value, hint=hint or None
-        )
+        raise ValidationError(f"{name} {bounds}, got {value}.", parameter=name, value=value, hint=hint or None)
 
 
 def _require_float(name: str, value: object, low: float, high: float, low_open: bool = False) -> None:

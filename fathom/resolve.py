@@ -5,7 +5,7 @@ from __future__ import annotations
 from fathom.config import EngineConfig
 from fathom.errors import ConfigError
 from fathom.hardware import Hardware
-from fathom.model_config import ModelConfig
+from fathom.model_config.values import ModelConfig
 
 DEFAULT_MAX_NUM_SEQS = 256
 DEFAULT_MAX_NUM_BATCHED_TOKENS = 2048
@@ -80,9 +80,7 @@ def _step_limits(config: EngineConfig, max_model_len: int, reasons: list[str]) -
         budget = max(DEFAULT_MAX_NUM_BATCHED_TOKENS, seqs or 0)
         if not chunked and budget < max_model_len:
             budget = max_model_len
-            reasons.append(
-                f"max_num_batched_tokens={budget}: without chunked prefill a whole prompt must fit"
-            )
+            reasons.append(f"max_num_batched_tokens={budget}: without chunked prefill a whole prompt must fit")
     elif not chunked and budget < max_model_len:
         raise ConfigError(
             f"max_num_batched_tokens={budget} is less than max_model_len={max_model_len} and chunked prefill is off, "
@@ -94,7 +92,5 @@ def _step_limits(config: EngineConfig, max_model_len: int, reasons: list[str]) -
     if seqs is None:
         seqs = min(DEFAULT_MAX_NUM_SEQS, budget)
         if seqs < DEFAULT_MAX_NUM_SEQS:
-            reasons.append(
-                f"max_num_seqs={seqs}: one token of each must fit in max_num_batched_tokens={budget}"
-            )
+            reasons.append(f"max_num_seqs={seqs}: one token of each must fit in max_num_batched_tokens={budget}")
     return seqs, budget

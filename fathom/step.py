@@ -65,8 +65,7 @@ class SchedulerOutput(msgspec.Struct):
         generation = len(self.num_scheduled_tokens) - self.num_context_requests
         tokens = self.total_num_scheduled_tokens - self.num_context_tokens
         return (
-            f"execute_context_{self.num_context_requests}({self.num_context_tokens})"
-            f"_generation_{generation}({tokens})"
+            f"execute_context_{self.num_context_requests}({self.num_context_tokens})_generation_{generation}({tokens})"
         )
 
 

@@ -45,7 +45,9 @@ from fathom.wire.sockets import (
     send,
 )
 
-_BOOTSTRAP = "import sys, json; sys.path[:] = json.loads(sys.argv[1]); from fathom.core.proc import main; main(sys.argv[2:])"
+_BOOTSTRAP = (
+    "import sys, json; sys.path[:] = json.loads(sys.argv[1]); from fathom.core.proc import main; main(sys.argv[2:])"
+)
 _POLL_MS = 500  # how often a dead engine is looked for where there is no pidfd
 
 
@@ -133,15 +135,13 @@ class EngineProcess:
         decoder: Decoder[FromEngine] = Decoder(FromEngine)
         while True:
             left_ms = (deadline - time.monotonic()) * 1000
-            ready = dict(poller.poll(max(0, min(left_ms, _POLL_MS))))
+            ready = dict(poller.poll(int(max(0, min(left_ms, _POLL_MS)))))
             if self.input in ready:
                 return decoder.decode(self.input.recv_multipart()[1:])
             if self.process.poll() is not None:
                 words = exit_words(self.process.returncode)
                 self.close()
-                raise EngineStartError(
-                    f"the engine process {words} before it was ready; its output above says more"
-                )
+                raise EngineStartError(f"the engine process {words} before it was ready; its output above says more")
             if left_ms <= 0:
                 self.close()
                 raise EngineStartError(

@@ -129,7 +129,7 @@ class EngineCore:
 def _warn_about_cut(wanted: int, fitted: int, config: KVCacheConfig) -> None:
     size = config.num_blocks * config.bytes_per_block
     logger.warning(
-        "max_model_len is cut from %d to %d: the KV cache of %.2f GiB (%d blocks of %d tokens) holds no longer sequence. "
+        "max_model_len is cut from %d to %d: the KV cache of %.2f GiB (%d blocks of %d tokens) holds no longer one. "
         "To keep %d: give the cache more memory (kv_cache_memory_bytes=%d), free memory on this machine, "
         "or set max_model_len=%d yourself to silence this warning.",
         wanted,

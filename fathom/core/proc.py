@@ -114,9 +114,7 @@ def main(arguments: list[str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the caller, who tells us what to do
     setproctitle("fathom::EngineCore")
     setup_logging()
-    threading.Thread(
-        target=_exit_with_caller, args=(alive_fd, folder), name="caller-watch", daemon=True
-    ).start()
+    threading.Thread(target=_exit_with_caller, args=(alive_fd, folder), name="caller-watch", daemon=True).start()
     try:
         run_engine_core(folder)
     except Exception:

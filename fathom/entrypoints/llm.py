@@ -144,9 +144,7 @@ class LLM:
                 chat_template_kwargs=chat_template_kwargs,
             )
             # The template wrote the special tokens; the tokenizer must not add them again.
-            prompts.append(
-                {"prompt": text, "prompt_token_ids": tokenizer.encode(text, add_special_tokens=False)}
-            )
+            prompts.append({"prompt": text, "prompt_token_ids": tokenizer.encode(text, add_special_tokens=False)})
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, priority=priority)
 
     # ---------------------------------------------------------------- control

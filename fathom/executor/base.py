@@ -26,7 +26,7 @@ class Executor(ABC):
 
     def determine_available_memory(self) -> int:
         """Bytes that the KV cache may take, on the worker that has the least."""
-        return min(self.collective_rpc("determine_available_memory"))
+        return min(int(available) for available in self.collective_rpc("determine_available_memory"))
 
     def initialize_from_config(self, kv_cache_config: KVCacheConfig, max_model_len: int) -> None:
         """Allocate the KV cache and the batch's buffers."""

@@ -35,9 +35,7 @@ class AsyncLLM(ControlMixin):
 
     engine_core: AsyncEngineCoreClient
 
-    def __init__(
-        self, prepared: boot.Prepared, client: AsyncEngineCoreClient, tokenizer: Any, ready: Any
-    ) -> None:
+    def __init__(self, prepared: boot.Prepared, client: AsyncEngineCoreClient, tokenizer: Any, ready: Any) -> None:
         self.ready = ready
         self.config = boot.fitted_config(prepared.setup.config, ready)
         self.model_config = prepared.setup.model_config
@@ -61,9 +59,7 @@ class AsyncLLM(ControlMixin):
         process = EngineProcess()
         try:
             prepared = await asyncio.to_thread(boot.prepare, config)
-            client = await asyncio.to_thread(
-                AsyncMPClient, prepared.setup, process, boot.ready_timeout_s(config)
-            )
+            client = await asyncio.to_thread(AsyncMPClient, prepared.setup, process, boot.ready_timeout_s(config))
             tokenizer = await asyncio.to_thread(boot.load_caller_tokenizer, prepared)
             ready = await client.wait_ready()
         except BaseException:
@@ -110,7 +106,7 @@ class AsyncLLM(ControlMixin):
                 await self._abort_quietly(request_id)
 
     async def abort(self, request_id: str) -> None:
-        """End a request early: its generator yields a last output with finish_reason "abort". Unknown ids are ignored."""
+        """End a request early: its generator yields a last output, finish_reason "abort". Unknown ids are ignored."""
         engine_ids, outputs = self.output_processor.abort([request_id])
         for output in outputs:
             self._deliver(output)

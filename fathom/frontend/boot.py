@@ -88,16 +88,12 @@ def fitted_config(config: EngineConfig, ready: EngineReady) -> EngineConfig:
     return config.replace(max_model_len=ready.max_model_len)
 
 
-def make_input_processor(
-    prepared: Prepared, config: EngineConfig, tokenizer: Tokenizer | None
-) -> InputProcessor:
+def make_input_processor(prepared: Prepared, config: EngineConfig, tokenizer: Tokenizer | None) -> InputProcessor:
     """The InputProcessor of a running engine."""
     if config.model.max_model_len is None:
         raise ConfigError("the config is not resolved", parameter="max_model_len")
     model_config = prepared.setup.model_config
-    generation_config = (
-        {} if config.model.generation_config == "none" else load_generation_config(prepared.model)
-    )
+    generation_config = {} if config.model.generation_config == "none" else load_generation_config(prepared.model)
     return InputProcessor(
         tokenizer,
         vocab_size=model_config.vocab_size,

@@ -134,9 +134,7 @@ class CompiledTemplate:
                 f"The chat template was stopped: {error}.", parameter="chat_template", value=None
             ) from error
         except jinja2.TemplateError as error:  # raise_exception, or something undefined
-            raise ValidationError(
-                str(error.message), parameter="messages", value=variables["messages"]
-            ) from error
+            raise ValidationError(str(error.message), parameter="messages", value=variables["messages"]) from error
         except Exception as error:
             raise ValidationError(
                 f"The chat template cannot render these messages: {error}.",
@@ -249,6 +247,4 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     """JSON as it is; Jinja's own filter escapes it for HTML."""
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

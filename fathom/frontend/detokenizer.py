@@ -86,9 +86,7 @@ class IncrementalDetokenizer:
         self._untaken.clear()
         return delta
 
-    def _update_with_stops(
-        self, matcher: StopStringMatcher, token_ids: Sequence[int], finished: bool
-    ) -> str | None:
+    def _update_with_stops(self, matcher: StopStringMatcher, token_ids: Sequence[int], finished: bool) -> str | None:
         """Id by id, so that the outcome does not depend on how many ids came at once."""
         for token_id in token_ids:
             self._num_tokens += 1

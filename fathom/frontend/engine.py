@@ -42,9 +42,7 @@ class LLMEngine(ControlMixin):
         process = EngineProcess() if boot.uses_own_process(config) else None
         try:
             prepared = boot.prepare(config)
-            self.engine_core = EngineCoreClient.make_client(
-                prepared.setup, process, boot.ready_timeout_s(config)
-            )
+            self.engine_core = EngineCoreClient.make_client(prepared.setup, process, boot.ready_timeout_s(config))
             self.tokenizer = boot.load_caller_tokenizer(prepared)
             self.ready = self.engine_core.wait_ready()
         except BaseException:

@@ -104,9 +104,7 @@ class InputProcessor:
 
     # ---------------------------------------------------------------- prompts
 
-    def _read_prompts(
-        self, prompts: Sequence[Prompt]
-    ) -> tuple[list[str | None], list[list[int]], list[str | None]]:
+    def _read_prompts(self, prompts: Sequence[Prompt]) -> tuple[list[str | None], list[list[int]], list[str | None]]:
         """Texts (None where ids were given), token ids and cache salts; all texts are tokenised at once."""
         texts: list[str | None] = []
         ids: list[list[int] | None] = []
@@ -116,9 +114,7 @@ class InputProcessor:
             texts.append(text)
             ids.append(token_ids)
             salts.append(salt)
-        to_encode = [
-            text for text, known in zip(texts, ids, strict=True) if known is None and text is not None
-        ]
+        to_encode = [text for text, known in zip(texts, ids, strict=True) if known is None and text is not None]
         encoded = iter(self._encode(to_encode))
         return texts, [known if known is not None else next(encoded) for known in ids], salts
 
@@ -132,9 +128,7 @@ class InputProcessor:
                 raise ValidationError(f"prompts with {name!r} are not supported.", parameter=name)
             salt = prompt.get("cache_salt")
             if salt is not None and (not isinstance(salt, str) or not salt):
-                raise ValidationError(
-                    "cache_salt must be a non-empty string.", parameter="cache_salt", value=salt
-                )
+                raise ValidationError("cache_salt must be a non-empty string.", parameter="cache_salt", value=salt)
             text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
             if ids is not None:
                 return text, self._check_ids(ids), salt
@@ -182,9 +176,7 @@ class InputProcessor:
 
     def _check_length(self, token_ids: list[int]) -> None:
         if not token_ids:
-            raise ValidationError(
-                "the prompt is empty.", parameter="prompt", hint="It needs at least one token."
-            )
+            raise ValidationError("the prompt is empty.", parameter="prompt", hint="It needs at least one token.")
         if len(token_ids) >= self.max_model_len:
             raise ContextLengthError(
                 f"the prompt has {len(token_ids)} tokens, but the context holds {self.max_model_len} with at least "
@@ -244,23 +236,17 @@ class InputProcessor:
         if not params.bad_words:
             return []
         if self.tokenizer is None:
-            raise ValidationError(
-                "bad_words needs a tokenizer, and this model has none.", parameter="bad_words"
-            )
+            raise ValidationError("bad_words needs a tokenizer, and this model has none.", parameter="bad_words")
         found: list[list[int]] = []
         for word in params.bad_words:
-            variants = [
-                self.tokenizer.encode(text, add_special_tokens=False) for text in (word, " " + word.lstrip())
-            ]
+            variants = [self.tokenizer.encode(text, add_special_tokens=False) for text in (word, " " + word.lstrip())]
             if not variants[0]:
                 raise ValidationError(
                     f"bad_words holds {word!r}, which has no tokens.", parameter="bad_words", value=word
                 )
             # The form after a space counts only if the space is part of the word's own first token.
             found += [
-                ids
-                for i, ids in enumerate(variants)
-                if ids not in found and (i == 0 or len(ids) == len(variants[0]))
+                ids for i, ids in enumerate(variants) if ids not in found and (i == 0 or len(ids) == len(variants[0]))
             ]
         return found
 

@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from fathom.errors import ValidationError
-from fathom.frontend.input_processor import ProcessedRequest
-
 from fathom.frontend.detokenizer import IncrementalDetokenizer, NoDetokenizer
+from fathom.frontend.input_processor import ProcessedRequest
 from fathom.frontend.logprobs import LogprobsProcessor, prompt_positions
 from fathom.frontend.parallel_sampling import ParentRequest
 from fathom.frontend.tokenizer.tokenizer import Tokenizer
@@ -137,9 +136,7 @@ class OutputProcessor:
             name = min(taken)
             raise ValidationError(f"request id {name!r} is in use.", parameter="request_id", value=name)
 
-    def _open(
-        self, engine_id: str, request: ProcessedRequest, index: int, parent: ParentRequest | None
-    ) -> None:
+    def _open(self, engine_id: str, request: ProcessedRequest, index: int, parent: ParentRequest | None) -> None:
         params = request.params
         self._states[engine_id] = RequestState(
             request=request,

@@ -24,9 +24,7 @@ class PagedAttention(nn.Module):
         self.window = window
         self.softcap = softcap
 
-    def forward(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, batch: ForwardBatch
-    ) -> torch.Tensor:
+    def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         """query [num_tokens, num_heads, head_dim], key and value [num_tokens, num_kv_heads, head_dim]
         -> [num_tokens, num_heads, head_dim]."""
         key_cache, value_cache = batch.kv_caches[self.layer_index]

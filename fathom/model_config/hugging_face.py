@@ -123,8 +123,7 @@ def from_hf_config(
         attention_softcap=keys.optional_number("attn_logit_softcapping") if family is _GEMMA3 else None,
         final_logit_softcap=keys.optional_number("final_logit_softcapping") if family is _GEMMA3 else None,
         bos_token_id=keys.token_id("bos_token_id", family.bos_token_id),
-        eos_token_ids=generation.token_ids("eos_token_id")
-        or keys.token_ids("eos_token_id", family.eos_token_id),
+        eos_token_ids=generation.token_ids("eos_token_id") or keys.token_ids("eos_token_id", family.eos_token_id),
         dtype=_dtype(keys),
     )
 
@@ -221,8 +220,7 @@ def _rope(keys: Keys, parameters: dict[str, Any], theta: float) -> RopeConfig:
     if kind == "yarn":
         return _yarn(keys, own, theta, original)
     raise UnsupportedModelError(
-        f"{keys.source}: the rotary embedding {kind!r} is not supported; "
-        "known are default, linear, llama3, yarn.",
+        f"{keys.source}: the rotary embedding {kind!r} is not supported; known are default, linear, llama3, yarn.",
         parameter="rope_type",
         value=kind,
     )

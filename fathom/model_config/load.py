@@ -37,9 +37,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise CheckpointError(
-            f"{path} cannot be read: {error}.", parameter="model", value=str(path)
-        ) from error
+        raise CheckpointError(f"{path} cannot be read: {error}.", parameter="model", value=str(path)) from error
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} must hold a JSON object.", parameter="model", value=str(path))
     return content

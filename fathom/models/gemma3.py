@@ -40,9 +40,7 @@ def one_plus(tensor: torch.Tensor, config: ModelConfig) -> torch.Tensor:
 
 FOUR_NORMS = (
     layer_weight("input_layernorm.weight", "attn_norm.weight", "attention_norm.weight"),
-    layer_weight(
-        "post_attention_layernorm.weight", "post_attention_norm.weight", "post_attention_norm.weight"
-    ),
+    layer_weight("post_attention_layernorm.weight", "post_attention_norm.weight", "post_attention_norm.weight"),
     layer_weight("pre_feedforward_layernorm.weight", "ffn_norm.weight", "mlp_norm.weight"),
     layer_weight("post_feedforward_layernorm.weight", "post_ffw_norm.weight", "post_mlp_norm.weight"),
 )

@@ -65,9 +65,7 @@ def load_model(
     return model.eval()
 
 
-def _load_weights(
-    model: CausalLM, checkpoint: Checkpoint, resolved: ResolvedModel, show_progress: bool
-) -> None:
+def _load_weights(model: CausalLM, checkpoint: Checkpoint, resolved: ResolvedModel, show_progress: bool) -> None:
     head = HEAD_NAMES[resolved.format]
     targets = model.weight_map(resolved.format)
     problems = _problems(model, targets, checkpoint, head)
@@ -79,9 +77,7 @@ def _load_weights(
             value=resolved.name,
             hint="The weights and the config must come from the same model.",
         )
-    for name, target in tqdm(
-        targets.items(), desc="Loading weights", unit="tensor", disable=not show_progress
-    ):
+    for name, target in tqdm(targets.items(), desc="Loading weights", unit="tensor", disable=not show_progress):
         tensor = checkpoint.load(name)
         if target.transform is not None:
             tensor = target.transform(tensor, model.config)
@@ -97,16 +93,12 @@ def _destination(model: CausalLM, target: WeightTarget) -> torch.Tensor:
     return parameter if target.part is None else parameter[module.rows[target.part]]
 
 
-def _problems(
-    model: CausalLM, targets: dict[str, WeightTarget], checkpoint: Checkpoint, head: str
-) -> list[str]:
+def _problems(model: CausalLM, targets: dict[str, WeightTarget], checkpoint: Checkpoint, head: str) -> list[str]:
     """What is wrong with the checkpoint's names and shapes, a phrase for each kind; empty if nothing is."""
     found = set(checkpoint.names())
     missing = [name for name in targets if name not in found]
     tied_copy = {head} if model.config.tie_word_embeddings else set()
-    unexpected = [
-        name for name in sorted(found - targets.keys() - tied_copy) if not ROTARY_TABLES.fullmatch(name)
-    ]
+    unexpected = [name for name in sorted(found - targets.keys() - tied_copy) if not ROTARY_TABLES.fullmatch(name)]
     misshaped = []
     for name in targets.keys() & found:
         expected, actual = tuple(_destination(model, targets[name]).shape), tuple(checkpoint.shape(name))

@@ -44,9 +44,7 @@ class WeightTarget:
     transform: Transform | None
 
 
-def expand(
-    table: tuple[WeightName, ...], file_format: CheckpointFormat, num_layers: int
-) -> dict[str, WeightTarget]:
+def expand(table: tuple[WeightName, ...], file_format: CheckpointFormat, num_layers: int) -> dict[str, WeightTarget]:
     """The table with its layers written out: tensor name in a file of that format -> target."""
     targets = {}
     for row in table:
@@ -64,8 +62,7 @@ def layer_weight(hf: str, gguf: str, parameter: str, part: str | None = None) ->
 def projection(hf: str, gguf: str, module: str, part: str | None = None) -> tuple[WeightName, ...]:
     """The weight and the bias of one projection of a layer."""
     return tuple(
-        layer_weight(f"{hf}.{kind}", f"{gguf}.{kind}", f"{module}.{kind}", part)
-        for kind in ("weight", "bias")
+        layer_weight(f"{hf}.{kind}", f"{gguf}.{kind}", f"{module}.{kind}", part) for kind in ("weight", "bias")
     )
 
 

@@ -30,7 +30,8 @@ class Encoder:
 
     def encode(self, message: Any) -> list[Frame]:
         """The message's frames; arrays are referenced, so they must not change until the frames are sent."""
-        self._frames = frames = [b""]
+        frames: list[Frame] = [b""]
+        self._frames = frames
         frames[0] = self._encoder.encode(message)
         return frames
 

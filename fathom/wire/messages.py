@@ -9,13 +9,13 @@ In-process, the same structs are handed over as they are.
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
 
 from fathom.config import EngineConfig
-from fathom.model_config import ModelConfig
+from fathom.model_config.values import ModelConfig
 from fathom.params import SamplingParams
 from fathom.step import LogprobsArrays
 
@@ -38,7 +38,7 @@ class EngineSetup(msgspec.Struct):
     config: EngineConfig
     model_config: ModelConfig
     model_path: str
-    model_format: str
+    model_format: Literal["safetensors", "gguf"]
 
 
 class EngineCoreRequest(msgspec.Struct, array_like=True, gc=False):

@@ -11,14 +11,15 @@ import numpy as np
 from fathom.kv_cache_spec import KVCacheConfig
 from fathom.params import SamplingParams
 from fathom.step import NewRequestData, SchedulerOutput
-from fathom.worker.sample.batch_update import AddedRequest, BatchUpdate, MovedRequest, MoveDirectionality
+from fathom.worker.sample.batch_update import AddedRequest, BatchUpdate, MoveDirectionality, MovedRequest
 
 
 class InputBatch:
     """Rows of requests as arrays, so that a step's inputs are made by indexing, not by loops.
 
     token_ids: [rows, max_model_len] int32, prompt and generated tokens. num_tokens, num_prompt_tokens,
-    num_computed_tokens: [rows] int64. seeds, choices: [rows] uint64. block_tables: per KV group [rows, max_blocks] int32.
+    num_computed_tokens: [rows] int64. seeds, choices: [rows] uint64.
+    block_tables: per KV group [rows, max_blocks] int32.
     """
 
     def __init__(self, max_num_seqs: int, max_model_len: int, kv_cache: KVCacheConfig) -> None:
@@ -35,7 +36,7 @@ class InputBatch:
         self.params: list[SamplingParams] = []
         self.output_ids: list[list[int]] = []
         self.row_of: dict[str, int] = {}
-        self._arrays = [
+        self._arrays: list[np.ndarray] = [
             self.token_ids,
             self.num_tokens,
             self.num_prompt_tokens,
@@ -55,11 +56,7 @@ class InputBatch:
         for request_id, new_blocks in step.new_block_ids.items():
             self._append_blocks(self.row_of[request_id], new_blocks)
         holes = sorted(
-            (
-                self.row_of.pop(request_id)
-                for request_id in step.finished_request_ids
-                if request_id in self.row_of
-            ),
+            (self.row_of.pop(request_id) for request_id in step.finished_request_ids if request_id in self.row_of),
             reverse=True,
         )
         if not holes and not step.new_requests:
@@ -129,6 +126,7 @@ class InputBatch:
     def _move_row(self, source: int, target: int) -> None:
         for array in self._arrays:
             array[target] = array[source]
-        for values in (self.request_ids, self.params, self.output_ids):
-            values[target] = values[source]  # type: ignore[index]
+        self.request_ids[target] = self.request_ids[source]
+        self.params[target] = self.params[source]
+        self.output_ids[target] = self.output_ids[source]
         self.row_of[self.request_ids[target]] = target

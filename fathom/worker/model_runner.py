@@ -27,6 +27,7 @@ from fathom.worker.device import Device
 from fathom.worker.forward_batch import BlockTables, ForwardBatch
 from fathom.worker.input_batch import InputBatch
 from fathom.worker.prompt_logprobs import PromptLogprobs
+from fathom.worker.sample.logprobs import LogprobsMode
 from fathom.worker.sample.random import uniform
 from fathom.worker.sample.sampler import Sampler
 
@@ -77,7 +78,7 @@ class ModelRunner:
         dtype: torch.dtype,
         max_num_seqs: int,
         max_model_len: int,
-        logprobs_mode: str,
+        logprobs_mode: LogprobsMode,
     ) -> None:
         self.model = model
         self.sampler = sampler
@@ -186,9 +187,7 @@ class ModelRunner:
         """[num_rows, vocab]; rows that this step does not complete hold zeros."""
         if len(pending.rows) == num_rows:
             return pending.logits
-        logits = torch.zeros(
-            num_rows, pending.logits.shape[1], dtype=torch.float32, device=pending.logits.device
-        )
+        logits = torch.zeros(num_rows, pending.logits.shape[1], dtype=torch.float32, device=pending.logits.device)
         logits[torch.from_numpy(pending.rows).to(logits.device)] = pending.logits
         return logits
 

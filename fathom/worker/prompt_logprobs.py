@@ -10,7 +10,7 @@ import torch
 from fathom.models.decoder import CausalLM
 from fathom.step import LogprobsArrays
 from fathom.worker.input_batch import InputBatch
-from fathom.worker.sample.logprobs import prompt_logprobs
+from fathom.worker.sample.logprobs import LogprobsMode, prompt_logprobs
 
 _ROWS_AT_ONCE = 128
 """Positions projected to the vocabulary at a time: bounds the memory to 128 x vocabulary x 4 bytes."""
@@ -19,7 +19,7 @@ _ROWS_AT_ONCE = 128
 class PromptLogprobs:
     """Keeps the chunks of prompts that are not complete yet, by request id."""
 
-    def __init__(self, model: CausalLM, logprobs_mode: str) -> None:
+    def __init__(self, model: CausalLM, logprobs_mode: LogprobsMode) -> None:
         self._model = model
         self._mode = logprobs_mode
         self._chunks: dict[str, list[LogprobsArrays]] = {}
@@ -29,9 +29,7 @@ class PromptLogprobs:
         for request_id in request_ids:
             self._chunks.pop(request_id, None)
 
-    def collect(
-        self, batch: InputBatch, rows: np.ndarray, query_start: np.ndarray, hidden: torch.Tensor
-    ) -> None:
+    def collect(self, batch: InputBatch, rows: np.ndarray, query_start: np.ndarray, hidden: torch.Tensor) -> None:
         """Score the prompt tokens that this step's positions predict, before num_computed_tokens moves on.
 
         Args:
@@ -58,8 +56,7 @@ class PromptLogprobs:
         done = [
             request_id
             for request_id in self._chunks
-            if batch.num_computed_tokens[batch.row_of[request_id]]
-            >= batch.num_prompt_tokens[batch.row_of[request_id]]
+            if batch.num_computed_tokens[batch.row_of[request_id]] >= batch.num_prompt_tokens[batch.row_of[request_id]]
         ]
         return {request_id: _concatenate(self._chunks.pop(request_id)) for request_id in done}
 

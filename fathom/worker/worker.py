@@ -13,8 +13,8 @@ import torch
 
 from fathom.kv_cache_spec import KVCacheConfig, KVCacheGroup, LayerKVSpec
 from fathom.models.loader import load_model
-from fathom.step import ModelRunnerOutput, NewRequestData, SchedulerOutput
 from fathom.params import SamplingParams
+from fathom.step import ModelRunnerOutput, NewRequestData, SchedulerOutput
 from fathom.weights.resolve import ResolvedModel
 from fathom.worker.device import make_device
 from fathom.worker.model_runner import ModelRunner
@@ -33,6 +33,7 @@ class Worker:
 
     def __init__(self, setup: EngineSetup) -> None:
         self._config = config = setup.config
+        assert config.model.max_model_len is not None, "the config is not resolved"
         self._vocab_size = setup.model_config.vocab_size
         self.device = make_device(config)
         self._dtype = getattr(torch, config.model.dtype)
@@ -133,7 +134,7 @@ class Worker:
         )
 
     def _run_largest_batch(self) -> None:
-        """The step that takes the most memory: as many requests and tokens as one may have, on a cache of one block."""
+        """The step that takes the most memory: as many requests and tokens as may be, on a cache of one block."""
         scheduler, model = self._config.scheduler, self._config.model
         assert scheduler.max_num_seqs is not None
         assert scheduler.max_num_batched_tokens is not None
@@ -148,7 +149,7 @@ class Worker:
     def _run_dummy_batch(self, runner: ModelRunner, num_requests: int, tokens_each: int) -> None:
         """A prefill and a decode of made-up requests whose keys and values all go to the null block."""
         ids = [f"warm-up-{index}" for index in range(num_requests)]
-        no_blocks = tuple([] for _ in runner.batch.block_tables)
+        no_blocks: tuple[list[int], ...] = tuple([] for _ in runner.batch.block_tables)
         tokens = np.zeros(tokens_each, np.int32)
         params = SamplingParams(temperature=0.0)
         new = [NewRequestData(i, tokens, tokens_each, 0, no_blocks, params, 0, 0) for i in ids]

@@ -222,9 +222,7 @@ def test_held_back_text_is_released_when_it_cannot_match_any_more():
 def test_a_stop_string_ends_inside_a_token(include, text):
     tokenizer = TOKENIZERS["byte_level"]
     ids = tokenizer.encode("Hello world", add_special_tokens=False)
-    deltas, stop, detokenizer = run(
-        tokenizer, [ids], SamplingParams(stop="wor", include_stop_str_in_output=include)
-    )
+    deltas, stop, detokenizer = run(tokenizer, [ids], SamplingParams(stop="wor", include_stop_str_in_output=include))
     assert ("".join(deltas), stop) == (text, "wor")
     assert tokenizer.decode(ids[: detokenizer.num_tokens]).startswith("Hello wor")
 

@@ -97,9 +97,7 @@ def test_equals_dense_attention(
 
 @pytest.mark.parametrize("softcap", [None, 2.0])
 @pytest.mark.parametrize("window", [None, 6])
-def test_tiles_join_without_a_seam(
-    monkeypatch: pytest.MonkeyPatch, window: int | None, softcap: float | None
-) -> None:
+def test_tiles_join_without_a_seam(monkeypatch: pytest.MonkeyPatch, window: int | None, softcap: float | None) -> None:
     scene = Scene(REQUESTS, 4, 4, 2, 8)
     order = list(range(len(REQUESTS)))
     whole = scene.attend(order, window, softcap)

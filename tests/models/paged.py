@@ -24,8 +24,7 @@ class PagedRun:
         specs = model.kv_specs()
         self.windows = [spec.window for spec in specs]
         self.caches = [
-            torch.full((2, NUM_BLOCKS, block_size, spec.num_kv_heads, spec.head_dim), float("nan"))
-            for spec in specs
+            torch.full((2, NUM_BLOCKS, block_size, spec.num_kv_heads, spec.head_dim), float("nan")) for spec in specs
         ]
         self.pool = list(range(1, NUM_BLOCKS))
         random.Random(seed).shuffle(self.pool)
@@ -66,8 +65,7 @@ class PagedRun:
                 gone = max(0, first - window + 1) // self.block_size
                 blocks[:gone] = [0] * gone
             slots += [
-                blocks[p // self.block_size] * self.block_size + p % self.block_size
-                for p in range(first, length)
+                blocks[p // self.block_size] * self.block_size + p % self.block_size for p in range(first, length)
             ]
             rows.append(blocks)
         width = max(map(len, rows))

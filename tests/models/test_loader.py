@@ -53,16 +53,11 @@ def test_all_problems_are_named_at_once(edited: Callable[..., Path]) -> None:
     assert str(folder) in message
     assert "1 missing (model.layers.1.mlp.up_proj.weight)" in message
     assert "2 unexpected (model.layers.2.self_attn.q_proj.bias, vision.weight)" in message
-    assert (
-        "1 of the wrong shape (model.layers.0.self_attn.k_proj.weight [64, 64] instead of [32, 64])"
-        in message
-    )
+    assert "1 of the wrong shape (model.layers.0.self_attn.k_proj.weight [64, 64] instead of [32, 64])" in message
 
 
 def test_long_lists_of_names_are_cut(edited: Callable[..., Path]) -> None:
-    folder = edited(
-        "llama-gqa", lambda tensors: tensors.update({f"extra.{i:02}": torch.zeros(1) for i in range(25)})
-    )
+    folder = edited("llama-gqa", lambda tensors: tensors.update({f"extra.{i:02}": torch.zeros(1) for i in range(25)}))
     with pytest.raises(CheckpointError, match=r"25 unexpected \(extra\.00, .*, extra\.09 and 15 more\)"):
         load(folder)
 
@@ -143,7 +138,5 @@ def test_dummy_weights_need_only_a_config(tiny: Callable[[str], Path], tmp_path:
 
 
 def test_unknown_architecture_lists_what_exists() -> None:
-    with pytest.raises(
-        UnsupportedModelError, match=r"'MambaForCausalLM'.*Gemma3ForCausalLM, LlamaForCausalLM"
-    ):
+    with pytest.raises(UnsupportedModelError, match=r"'MambaForCausalLM'.*Gemma3ForCausalLM, LlamaForCausalLM"):
         model_class("MambaForCausalLM")

@@ -100,9 +100,7 @@ def make_tiny(name: str, folder: Path) -> Path:
 
 def load_oracle(folder: Path) -> transformers.PreTrainedModel:
     """The same model in transformers: float32, with its plain attention."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager"
-    )
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     return model.eval()
 
 

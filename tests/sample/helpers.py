@@ -43,9 +43,7 @@ def add_rows(
 ) -> BatchUpdate:
     prompts = prompts or [[] for _ in params]
     outputs = outputs or [[] for _ in params]
-    return BatchUpdate(
-        len(params), added=[(i, p, prompts[i], outputs[i]) for i, p in enumerate(params)]
-    )
+    return BatchUpdate(len(params), added=[(i, p, prompts[i], outputs[i]) for i, p in enumerate(params)])
 
 
 def run(
@@ -56,9 +54,7 @@ def run(
 ) -> SamplerOutput:
     """One step on a copy of the logits."""
     uniforms = np.full(len(logits), 0.5) if uniforms is None else np.asarray(uniforms, np.float64)
-    return sampler.forward(
-        logits.clone(), uniforms, None if active is None else np.array(active, np.bool_)
-    )
+    return sampler.forward(logits.clone(), uniforms, None if active is None else np.array(active, np.bool_))
 
 
 def process(

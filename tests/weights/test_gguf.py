@@ -183,9 +183,7 @@ def test_a_big_endian_file_is_refused(path: Path) -> None:
 def test_an_unknown_tensor_type_is_named(tmp_path: Path) -> None:
     packed = (np.zeros((2, 136), np.uint8), 23)
     path = write_gguf(tmp_path / "new.gguf", "llama", {}, {"blk.0.attn_q.weight": packed})
-    with pytest.raises(
-        UnsupportedModelError, match=r"new.gguf: tensor 'blk.0.attn_q.weight' has ggml type IQ4_XS"
-    ):
+    with pytest.raises(UnsupportedModelError, match=r"new.gguf: tensor 'blk.0.attn_q.weight' has ggml type IQ4_XS"):
         GGUFFile(path)
 
 

@@ -117,9 +117,7 @@ def oracle(config: dict[str, Any]) -> ModelConfig:
     types = getattr(theirs, "layer_types", None)
     if types is None:
         types = [SLIDING if theirs.model_type == "mistral" else FULL] * theirs.num_hidden_layers
-    ropes = (
-        theirs.rope_parameters if gemma else {FULL: theirs.rope_parameters, SLIDING: theirs.rope_parameters}
-    )
+    ropes = theirs.rope_parameters if gemma else {FULL: theirs.rope_parameters, SLIDING: theirs.rope_parameters}
     eos = theirs.eos_token_id
     bias = theirs.model_type == "qwen2" or getattr(theirs, "attention_bias", False)
     return ModelConfig(
@@ -360,9 +358,7 @@ def test_gguf_end_of_turn_tokens_end_a_sequence(tmp_path: Path) -> None:
         ({"rope.dimension_count": 4}, r"rope\.dimension_count=4 is not supported"),
     ],
 )
-def test_gguf_keys_that_are_missing_or_wrong_are_named(
-    tmp_path: Path, changes: dict[str, Any], message: str
-) -> None:
+def test_gguf_keys_that_are_missing_or_wrong_are_named(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     with pytest.raises((CheckpointError, UnsupportedModelError), match=message):
         read(small_model(tmp_path / "m.gguf", **changes))
 

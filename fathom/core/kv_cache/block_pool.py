@@ -98,9 +98,7 @@ class BlockPool:
     def check_invariants(self) -> None:
         """Raise AssertionError if the books do not balance. For tests and idle moments: O(num_blocks)."""
         for block in range(1, self.num_blocks):
-            assert (self._ref_counts[block] == 0) == (block in self._free), (
-                f"block {block} is free and in use"
-            )
+            assert (self._ref_counts[block] == 0) == (block in self._free), f"block {block} is free and in use"
             assert self._ref_counts[block] >= 0, f"block {block} was released too often"
             entry = self._hashes[block]
             assert entry is None or self._cached[entry[0]].get(entry[1]) == block, f"block {block} is lost"

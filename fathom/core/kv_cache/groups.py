@@ -79,9 +79,7 @@ def make_kv_cache_config(
     """
     per_token = {spec.bytes_per_token for spec in specs}
     if len(per_token) != 1:
-        raise ConfigError(
-            f"layers with KV entries of different sizes ({sorted(per_token)} bytes) are not supported."
-        )
+        raise ConfigError(f"layers with KV entries of different sizes ({sorted(per_token)} bytes) are not supported.")
     groups = group_layers(specs)
     layers_per_group = max(len(group.layers) for group in groups)
     bytes_per_block = layers_per_group * block_size * per_token.pop()

@@ -32,9 +32,7 @@ class KVCacheManager:
         max_num_batched_tokens: most tokens that a step may add to one request.
     """
 
-    def __init__(
-        self, config: KVCacheConfig, *, enable_prefix_caching: bool, max_num_batched_tokens: int
-    ) -> None:
+    def __init__(self, config: KVCacheConfig, *, enable_prefix_caching: bool, max_num_batched_tokens: int) -> None:
         self.block_size = config.block_size
         self.hasher = BlockHasher(config.block_size)
         self.pool = BlockPool(config.num_blocks, len(config.groups))
@@ -59,9 +57,7 @@ class KVCacheManager:
         limit = (request.num_tokens - 1) // self.block_size
         request.hash_full_blocks(self.hasher, limit)
         num_blocks = self._longest_hit(request.block_hashes, limit)
-        blocks = tuple(
-            self._hit_blocks(group, request.block_hashes, num_blocks) for group in range(len(self._groups))
-        )
+        blocks = tuple(self._hit_blocks(group, request.block_hashes, num_blocks) for group in range(len(self._groups)))
         return blocks, num_blocks * self.block_size
 
     def record_lookup(self, request: Request, num_hit_tokens: int) -> None:
@@ -86,8 +82,7 @@ class KVCacheManager:
         self._tables[request.request_id] = tuple(list(blocks) for blocks in cached)
         self._num_registered[request.request_id] = len(cached[0])
         self._first_kept[request.request_id] = [
-            next((i for i, block in enumerate(blocks) if block != NULL_BLOCK), len(blocks))
-            for blocks in cached
+            next((i for i, block in enumerate(blocks) if block != NULL_BLOCK), len(blocks)) for blocks in cached
         ]
 
     def allocate_slots(self, request: Request, num_new_tokens: int) -> Blocks | None:

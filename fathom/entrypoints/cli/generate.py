@@ -12,9 +12,7 @@ from fathom.entrypoints.cli.stream import Conversation, add_sampling_flags, samp
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("prompt", help="the question, or - to read it from standard input")
-    parser.add_argument(
-        "--raw", action="store_true", help="continue the text as it is, without the chat template"
-    )
+    parser.add_argument("--raw", action="store_true", help="continue the text as it is, without the chat template")
     parser.add_argument("--verbose", action="store_true", help="log what the engine does")
     add_sampling_flags(parser)
     add_engine_flags(parser)

@@ -39,9 +39,7 @@ class Conversation:
         """Add a user's turn, print the model's, and remember both."""
         tokenizer = self._engine.tokenizer
         if tokenizer is None:
-            raise ValidationError(
-                "a question needs a tokenizer, and this model has none.", parameter="prompt"
-            )
+            raise ValidationError("a question needs a tokenizer, and this model has none.", parameter="prompt")
         messages = [*self.messages, {"role": "user", "content": question}]
         if tokenizer.chat_template is None and len(messages) == 1:
             return self.complete(question, params)
@@ -96,9 +94,7 @@ class Conversation:
             ),
         )
 
-    def _summary(
-        self, num_prompt: int, num_tokens: int, began: float, first: float, reason: str | None
-    ) -> str:
+    def _summary(self, num_prompt: int, num_tokens: int, began: float, first: float, reason: str | None) -> str:
         rate = (num_tokens - 1) / max(time.perf_counter() - first, 1e-9)
         return (
             f"[{num_prompt} tokens in, {num_tokens} out ({reason}); ready in {self._boot_seconds:.1f} s, "
@@ -116,9 +112,7 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--min-p", type=float)
     group.add_argument("--repetition-penalty", type=float)
     group.add_argument("--sampling-seed", type=int, help="repeat the same answer for the same number")
-    group.add_argument(
-        "--stop", action="append", help="end the answer before this text; may be given several times"
-    )
+    group.add_argument("--stop", action="append", help="end the answer before this text; may be given several times")
 
 
 def sampling_from_flags(options: argparse.Namespace) -> dict[str, Any]:
@@ -133,7 +127,6 @@ def sampling_from_flags(options: argparse.Namespace) -> dict[str, Any]:
 
 def _merge(defaults: SamplingParams, given: dict[str, Any]) -> SamplingParams:
     fields = {
-        name: getattr(defaults, name)
-        for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+        name: getattr(defaults, name) for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
     }
     return SamplingParams(**(fields | given), output_kind=RequestOutputKind.DELTA)

@@ -149,9 +149,7 @@ class GGUFVocabulary:
 
     def _wanted(self, flag: str, key: str) -> list[str]:
         """The token that goes before or after every text, if one does."""
-        default = flag == "add_bos_token" and (
-            self.model == "llama" or pre_tokenizer_rule(self._rule_name()).add_bos
-        )
+        default = flag == "add_bos_token" and (self.model == "llama" or pre_tokenizer_rule(self._rule_name()).add_bos)
         token_id = self._token_id(key)
         return [self.tokens[token_id]] if token_id is not None and self._get(flag, default) else []
 
@@ -194,9 +192,7 @@ class GGUFVocabulary:
     def _token_id(self, key: str) -> int | None:
         token_id: int | None = self._get(key, None)
         if token_id is not None and not 0 <= token_id < len(self.tokens):
-            raise self._corrupt(
-                f"tokenizer.ggml.{key} is {token_id}, but there are {len(self.tokens)} tokens"
-            )
+            raise self._corrupt(f"tokenizer.ggml.{key} is {token_id}, but there are {len(self.tokens)} tokens")
         return token_id
 
     def _list(self, key: str) -> list[str]:
@@ -233,10 +229,7 @@ def derive_merges(ranked_pieces: Sequence[str]) -> Iterator[tuple[str, str]]:
 def _chat_template(metadata: dict[str, Any]) -> ChatTemplate | None:
     """The file's template; with its names if there are several."""
     default = metadata.get("tokenizer.chat_template")
-    named = {
-        name: metadata[f"tokenizer.chat_template.{name}"]
-        for name in metadata.get("tokenizer.chat_templates", ())
-    }
+    named = {name: metadata[f"tokenizer.chat_template.{name}"] for name in metadata.get("tokenizer.chat_templates", ())}
     if not named:
         return default
     return named if default is None else {"default": default, **named}

@@ -41,9 +41,7 @@ class PreTokenizerRule:
     def build(self) -> pre_tokenizers.PreTokenizer:
         """The library's pre-tokenizer: these cuts, then bytes in the byte alphabet."""
         cuts = [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in self.patterns]
-        return pre_tokenizers.Sequence(
-            [*cuts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-        )
+        return pre_tokenizers.Sequence([*cuts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
 _NAMES = {

@@ -89,9 +89,7 @@ class TextDecoder:
 class _Pieces(dict[int, Any]):
     """id -> its piece of text, worked out when first asked for; None for an id that shows nothing."""
 
-    def __init__(
-        self, backend: tokenizers.Tokenizer, skipped_ids: frozenset[int], spell: Callable[[str], Any]
-    ):
+    def __init__(self, backend: tokenizers.Tokenizer, skipped_ids: frozenset[int], spell: Callable[[str], Any]):
         self._backend = backend
         self._skipped = skipped_ids
         self._spell = spell
@@ -181,9 +179,7 @@ class _WindowStream:
     _PROMPT_IDS = 16
     _WINDOW_IDS = 256
 
-    def __init__(
-        self, backend: tokenizers.Tokenizer, prompt_token_ids: Sequence[int], skipped_ids: frozenset[int]
-    ):
+    def __init__(self, backend: tokenizers.Tokenizer, prompt_token_ids: Sequence[int], skipped_ids: frozenset[int]):
         self._backend = backend
         self._skipped = skipped_ids
         self._window = self._context(prompt_token_ids)
@@ -254,9 +250,7 @@ def _is_byte_fallback(steps: list[dict[str, Any]]) -> bool:
 
 
 def _byte_fallback_speller(steps: list[dict[str, Any]]) -> Callable[[str], str | int]:
-    replacements = [
-        (step["pattern"]["String"], step["content"]) for step in steps if step["type"] == "Replace"
-    ]
+    replacements = [(step["pattern"]["String"], step["content"]) for step in steps if step["type"] == "Replace"]
 
     def spell(token: str) -> str | int:
         for old, new in replacements:

@@ -122,9 +122,7 @@ class Tokenizer:
         known.update(zip(missing, texts, strict=True))
         return [known[token_id] for token_id in token_ids]
 
-    def text_stream(
-        self, prompt_token_ids: Sequence[int] = (), skip_special_tokens: bool = True
-    ) -> TextStream:
+    def text_stream(self, prompt_token_ids: Sequence[int] = (), skip_special_tokens: bool = True) -> TextStream:
         """Incremental decode of the output that follows a prompt."""
         return self._text_decoder.stream(prompt_token_ids, skip_special_tokens=skip_special_tokens)
 

@@ -43,12 +43,8 @@ def paged_attention(
         for tile in range(start, end, QUERY_TILE):
             tile_end = min(tile + QUERY_TILE, end)
             tile_position = first_position + tile - start
-            seen = slice(
-                _oldest_visible(tile_position, window) - oldest, tile_position + tile_end - tile - oldest
-            )
-            output[tile:tile_end] = _attend(
-                query[tile:tile_end], keys[seen], values[seen], scale, window, softcap
-            )
+            seen = slice(_oldest_visible(tile_position, window) - oldest, tile_position + tile_end - tile - oldest)
+            output[tile:tile_end] = _attend(query[tile:tile_end], keys[seen], values[seen], scale, window, softcap)
     return output
 
 
@@ -113,9 +109,7 @@ def _attend_softcapped(
     scores = grouped.flatten(1, 2) @ keys.permute(1, 2, 0) * scale
     scores = torch.tanh(scores / softcap) * softcap
     if mask is not None:
-        scores = (
-            scores.view(num_kv_heads, -1, num_queries, len(keys)).masked_fill(~mask, -math.inf).flatten(1, 2)
-        )
+        scores = scores.view(num_kv_heads, -1, num_queries, len(keys)).masked_fill(~mask, -math.inf).flatten(1, 2)
     attended = torch.softmax(scores, dim=-1) @ values.transpose(0, 1)
     return (
         attended.view(num_kv_heads, -1, num_queries, head_dim)

@@ -39,7 +39,5 @@ class AllowedTokenIds(LogitsProcessor):
         return self._cells.put(logits, kept)
 
 
-def _allowed_token_ids(
-    params: SamplingParams, prompt_ids: list[int] | None, output_ids: list[int]
-) -> list[int] | None:
+def _allowed_token_ids(params: SamplingParams, prompt_ids: list[int] | None, output_ids: list[int]) -> list[int] | None:
     return params.allowed_token_ids

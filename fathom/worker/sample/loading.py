@@ -40,9 +40,7 @@ def _installed() -> list[type[LogitsProcessor]]:
             try:
                 found = entry.load()
             except Exception as error:
-                raise _failure(
-                    entry.value, f"could not be loaded ({type(error).__name__}: {error})"
-                ) from error
+                raise _failure(entry.value, f"could not be loaded ({type(error).__name__}: {error})") from error
             classes.append(_checked(entry.value, found))
     return classes
 

@@ -35,7 +35,5 @@ class LogitBias(LogitsProcessor):
         return self._cells.put(logits, self._cells.gather(logits) + self._values)
 
 
-def _logit_bias(
-    params: SamplingParams, prompt_ids: list[int] | None, output_ids: list[int]
-) -> dict[int, float] | None:
+def _logit_bias(params: SamplingParams, prompt_ids: list[int] | None, output_ids: list[int]) -> dict[int, float] | None:
     return params.logit_bias or None

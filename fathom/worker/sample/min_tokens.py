@@ -50,13 +50,9 @@ class MinTokens(LogitsProcessor):
         return logits if self._cells is None else self._cells.mask(logits)
 
     def _build_cells(self) -> None:
-        self._cells = LogitCells.of(
-            ((row, minimum.stop_ids) for row, minimum in self._below.items()), self._device
-        )
+        self._cells = LogitCells.of(((row, minimum.stop_ids) for row, minimum in self._below.items()), self._device)
 
-    def _minimum(
-        self, params: SamplingParams, prompt_ids: list[int] | None, output_ids: list[int]
-    ) -> _Minimum | None:
+    def _minimum(self, params: SamplingParams, prompt_ids: list[int] | None, output_ids: list[int]) -> _Minimum | None:
         if params.min_tokens <= len(output_ids):
             return None
         # A checkpoint may name an end-of-sequence id that its vocabulary does not have.

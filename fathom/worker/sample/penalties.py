@@ -96,13 +96,7 @@ class Penalties(LogitsProcessor):
         return torch.from_numpy(array).to(self._device)
 
 
-def _token_counts(
-    params: SamplingParams, prompt_ids: list[int] | None, output_ids: list[int]
-) -> _TokenCounts | None:
-    if (
-        params.repetition_penalty == 1.0
-        and params.frequency_penalty == 0.0
-        and params.presence_penalty == 0.0
-    ):
+def _token_counts(params: SamplingParams, prompt_ids: list[int] | None, output_ids: list[int]) -> _TokenCounts | None:
+    if params.repetition_penalty == 1.0 and params.frequency_penalty == 0.0 and params.presence_penalty == 0.0:
         return None
     return _TokenCounts(params, prompt_ids, output_ids)

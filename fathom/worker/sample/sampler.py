@@ -119,9 +119,7 @@ class Sampler:
         if batch_update is not None:
             self._row_num_logprobs = self._num_logprobs.update(batch_update, self._wanted_logprobs)
 
-    def forward(
-        self, logits: torch.Tensor, uniforms: np.ndarray, active: np.ndarray | None = None
-    ) -> SamplerOutput:
+    def forward(self, logits: torch.Tensor, uniforms: np.ndarray, active: np.ndarray | None = None) -> SamplerOutput:
         """Sample.
 
         Args:

@@ -118,9 +118,7 @@ class _Cut(NamedTuple):
     splits_tie: torch.Tensor
 
 
-def _cut(
-    head: torch.Tensor, head_probs: torch.Tensor, k: torch.Tensor, p: torch.Tensor, vocab_size: int
-) -> _Cut:
+def _cut(head: torch.Tensor, head_probs: torch.Tensor, k: torch.Tensor, p: torch.Tensor, vocab_size: int) -> _Cut:
     """Find the cut in the rows' best logits, descending, and their probabilities: [rows, head_size]."""
     head_size = head.shape[1]
     kth = head.gather(1, (k.clamp(max=head_size) - 1).unsqueeze(1))
