@@ -140,7 +140,7 @@ class CausalLM(nn.Module):
         """
         rotations = [rope(positions) for rope in self.ropes]
         hidden = self.embed(input_ids)
-        residual = torch.zeros_like(hidden)
+        residual = torch.zeros_like(hidden)  # so that the first layer is like every other
         for layer, rope in zip(self.layers, self.rope_of_layer, strict=True):
             hidden, residual = layer(hidden, residual, rotations[rope], batch)
         return self.norm.after_add(hidden, residual)[0]

@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from fathom.errors import CheckpointError
 from fathom.layers.build import BuildContext
-from fathom.layers.linear import Dense
+from fathom.layers.linear import Dense, MergedLinear
 from fathom.models.registry import model_class
 from fathom.weights.checkpoint import open_checkpoint
 from fathom.weights.dummy import fill_with_random
@@ -89,8 +89,11 @@ def _destination(model: CausalLM, target: WeightTarget) -> torch.Tensor:
     """The parameter that a tensor is copied to, or the rows of it that the tensor fills."""
     module_name, _, name = target.parameter.rpartition(".")
     module = model.get_submodule(module_name)
-    parameter = getattr(module, name)
-    return parameter if target.part is None else parameter[module.rows[target.part]]
+    parameter = module.get_parameter(name)
+    if target.part is None:
+        return parameter
+    assert isinstance(module, MergedLinear)
+    return parameter[module.rows[target.part]]
 
 
 def _problems(model: CausalLM, targets: dict[str, WeightTarget], checkpoint: Checkpoint, head: str) -> list[str]:

@@ -223,7 +223,7 @@ class _Header:
 
     def _strings(self, count: int, what: str) -> list[str]:
         """`count` length-prefixed UTF-8 strings. A vocabulary has 262,144 of them: nothing but this loop."""
-        self._require(0 * _U64.size, f"{count} strings of {what}")
+        self._require(count * _U64.size, f"{count} strings of {what}")
         data, size, pos = self._data, self._size, self._pos
         length_at = _U64.unpack_from
         found: list[str] = []

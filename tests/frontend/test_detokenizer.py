@@ -29,7 +29,7 @@ snippets = st.one_of(st.sampled_from(CASES), st.text(alphabet="ab 世é👩\u200
 
 @st.composite
 def outputs(draw: st.DrawFn) -> tuple[Tokenizer, list[int], list[list[int]]]:
-    """A tokenizer, ids (real text mixed with any ids, some of them outside the vocabulary), and a split of them."""
+    """A tokenizer, ids (of real text and at random, some outside the vocabulary), and a split of them."""
     tokenizer = TOKENIZERS[draw(kinds)]
     any_id = st.integers(0, tokenizer.vocab_size + 3)
     ids: list[int] = []
@@ -145,7 +145,8 @@ def test_the_stop_token_that_ended_the_answer(include, stop):
 
 
 def test_detokenize_off():
-    detokenizer = IncrementalDetokenizer.create(TOKENIZERS["byte_level"], SamplingParams(detokenize=False), [])
+    params = SamplingParams(detokenize=False)
+    detokenizer = IncrementalDetokenizer.create(TOKENIZERS["byte_level"], params, [])
     assert isinstance(detokenizer, NoDetokenizer)
     assert detokenizer.update([1, 2, 3], finished=True) is None
     assert (detokenizer.text, detokenizer.take_delta(), detokenizer.num_tokens) == ("", "", 3)
@@ -185,20 +186,22 @@ def test_stop_strings_against_a_plain_search(output, stops, include):
     assert again[2].num_tokens == detokenizer.num_tokens
 
 
+stop_lists = st.lists(st.text("ab", min_size=1, max_size=5), min_size=1, max_size=5)
+
+
 @settings(max_examples=500, deadline=None)
-@given(st.text("ab", max_size=30), st.lists(st.text("ab", min_size=1, max_size=5), min_size=1, max_size=5), st.data())
-def test_matcher_against_a_plain_search(text, stops, data):
-    let_pass = data.draw(st.integers(0, len(text)))
+@given(st.text("ab", max_size=30), stop_lists, st.integers(0, 30))
+def test_matcher_against_a_plain_search(text, stops, let_pass):
     matcher = StopStringMatcher(stops)
+    beginnings = {stop[:size] for stop in stops for size in range(len(stop))}
     expected = first_match(text, stops, let_pass + 1)
-    for index, char in enumerate(text):
-        match = matcher.advance(char, report=index >= let_pass)
+    for end, char in enumerate(text, start=1):
+        match = matcher.advance(char, report=end > let_pass)
         if match is not None:
-            assert expected == (index + 1, match[0])
+            assert expected == (end, match[0])
             return
-        read = text[: index + 1]
-        starts = {stop[:size] for stop in stops for size in range(len(stop))}
-        assert matcher.num_pending == max(len(start) for start in starts if read.endswith(start))
+        read = text[:end]
+        assert matcher.num_pending == max(len(start) for start in beginnings if read.endswith(start))
     assert expected is None
 
 
@@ -222,7 +225,8 @@ def test_held_back_text_is_released_when_it_cannot_match_any_more():
 def test_a_stop_string_ends_inside_a_token(include, text):
     tokenizer = TOKENIZERS["byte_level"]
     ids = tokenizer.encode("Hello world", add_special_tokens=False)
-    deltas, stop, detokenizer = run(tokenizer, [ids], SamplingParams(stop="wor", include_stop_str_in_output=include))
+    params = SamplingParams(stop="wor", include_stop_str_in_output=include)
+    deltas, stop, detokenizer = run(tokenizer, [ids], params)
     assert ("".join(deltas), stop) == (text, "wor")
     assert tokenizer.decode(ids[: detokenizer.num_tokens]).startswith("Hello wor")
 

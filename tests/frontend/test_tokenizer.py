@@ -77,7 +77,8 @@ def test_special_tokens_equal_transformers(folder):
 
 def test_older_folders_name_special_tokens_in_a_file_of_their_own(tmp_path):
     tiny_tokenizers.byte_level_backend().save(str(tmp_path / "tokenizer.json"))
-    edit(tmp_path / "special_tokens_map.json", bos_token={"content": "<s>", "lstrip": False}, eos_token="</s>")
+    bos = {"content": "<s>", "lstrip": False}
+    edit(tmp_path / "special_tokens_map.json", bos_token=bos, eos_token="</s>")
     tokenizer = load_tokenizer(tmp_path, "safetensors")
     assert (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token) == ("<s>", "</s>", None)
     assert tokenizer.pad_token_id is None

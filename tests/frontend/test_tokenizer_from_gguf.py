@@ -10,6 +10,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+import sentencepiece
 from tokenizers import Tokenizer as Backend
 from tokenizers import pre_tokenizers
 from transformers import AutoTokenizer
@@ -82,6 +83,7 @@ def write_gguf(path: Path, model: str, **keys: Any) -> Path:
 def byte_level_keys(pre: str) -> dict[str, Any]:
     backend = tiny_tokenizers.byte_level_backend()
     tokens, types, merges = vocabulary(backend)
+    tokens[tokens.index("<tool>é世")] = "<tool>"  # transformers ignores one that is not in the byte alphabet
     ids = {"bos_token_id": 0, "eos_token_id": 1, "unknown_token_id": 2}
     return {"pre": pre, "tokens": tokens, "token_type": types, "merges": merges, **ids}
 
@@ -119,15 +121,52 @@ def test_sentencepiece_equals_transformers(tmp_path, flags):
     assert_equal_to_transformers(path, FIXED_TEXTS + random_texts(100))
 
 
-def test_sentencepiece_without_prefix_space_equals_the_original(tmp_path):
-    """Gemma's form: the vocabulary was trained that way, and no text gets a space put before it."""
-    original = tiny_tokenizers.byte_fallback()
-    path = write_gguf(tmp_path / "m.gguf", "llama", add_space_prefix=False, **sentencepiece_keys())
+@pytest.mark.parametrize("prefix", [False, True])
+def test_sentencepiece_equals_the_sentencepiece_library(tmp_path, prefix):
+    model = train_sentencepiece(tmp_path, prefix)
+    pieces = range(model.get_piece_size())
+    keys = {
+        "tokens": [model.id_to_piece(piece) for piece in pieces],
+        "scores": [model.get_score(piece) for piece in pieces],
+        "token_type": [piece_type(model, piece) for piece in pieces],
+    }
+    ids = {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0}
+    path = write_gguf(tmp_path / "m.gguf", "llama", add_space_prefix=prefix, add_bos_token=False, **keys, **ids)
     tokenizer = load_tokenizer(path, "gguf")
-    for text in FIXED_TEXTS + random_texts(100):
-        ids = original.encode(text)
-        assert tokenizer.encode(text) == ids
-        assert tokenizer.decode(ids) == original.decode(ids)
+    texts = [text for text in FIXED_TEXTS + tiny_tokenizers.CORPUS + random_texts(200) if "<s>" not in text]
+    for text in texts:
+        # Like transformers, and unlike SentencePiece, we put no space before a text that begins with one.
+        if not (prefix and text.startswith((" ", "\u2581"))):
+            ids = model.encode(text)
+            assert tokenizer.encode(text) == ids, text
+            assert tokenizer.decode(ids) == model.decode(ids), text
+
+
+def train_sentencepiece(folder: Path, prefix: bool) -> sentencepiece.SentencePieceProcessor:
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(tiny_tokenizers.CORPUS),
+        model_prefix=str(folder / "spm"),
+        model_type="bpe",
+        vocab_size=400,
+        byte_fallback=True,
+        character_coverage=0.98,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        add_dummy_prefix=prefix,
+        user_defined_symbols=["<b>"],
+        minloglevel=2,
+    )
+    return sentencepiece.SentencePieceProcessor(model_file=str(folder / "spm.model"))
+
+
+def piece_type(model: sentencepiece.SentencePieceProcessor, piece: int) -> int:
+    if model.is_unknown(piece):
+        return 2
+    if model.is_control(piece):
+        return 3
+    if model.is_byte(piece):
+        return 6
+    return 4 if model.id_to_piece(piece) == "<b>" else 1
 
 
 def test_user_defined_runs_of_spaces_are_spelled_as_the_text_is(tmp_path):
@@ -161,6 +200,17 @@ def test_a_llama3_file_that_does_not_say_so_wants_a_bos(tmp_path):
     assert load_tokenizer(path, "gguf").encode("the")[0] == 0
     path = write_gguf(tmp_path / "n.gguf", "gpt2", add_bos_token=False, **keys)
     assert load_tokenizer(path, "gguf").encode("the")[0] != 0
+
+
+def test_added_tokens_outside_the_byte_alphabet_are_matched_whole(tmp_path):
+    keys = byte_level_keys("gpt-2")
+    keys["tokens"] += ["<｜User｜>", "    "]
+    keys["token_type"] += [3, 4]
+    tokenizer = load_tokenizer(write_gguf(tmp_path / "m.gguf", "gpt2", **keys), "gguf")
+    user, spaces = len(keys["tokens"]) - 2, len(keys["tokens"]) - 1
+    assert tokenizer.encode("<｜User｜>    ") == [user, spaces]
+    assert tokenizer.decode([user, spaces], skip_special_tokens=False) == "<｜User｜>    "
+    assert user in tokenizer.all_special_ids
 
 
 def test_derived_merges():

@@ -7,9 +7,9 @@ import torch
 from transformers.generation.logits_process import NoBadWordsLogitsProcessor, RepetitionPenaltyLogitsProcessor
 
 from fathom.params import SamplingParams
-from tests.sample.helpers import CPU, add_rows, context, make_sampler, process, random_logits, run
 from fathom.worker.sample.interface import BatchUpdate
 from fathom.worker.sample.penalties import Penalties
+from tests.sample.helpers import CPU, add_rows, context, make_sampler, process, random_logits, run
 
 VOCAB = 40
 INF = float("inf")

@@ -134,13 +134,12 @@ class GGUFVocabulary:
             [
                 AddedToken(token, normalized=False, special=kind == TokenType.CONTROL)
                 for token, kind in zip(self.tokens, self.types, strict=True)
-                if kind in (TokenType.CONTROL, TokenType.USER_DEFINED) and token.strip(" ")
+                if kind in (TokenType.CONTROL, TokenType.USER_DEFINED)
+                and backend.token_to_id(token) is not None  # not one that was respelled
             ]
         )
-        before, after = (
-            self._wanted("add_bos_token", "bos_token_id"),
-            self._wanted("add_eos_token", "eos_token_id"),
-        )
+        before = self._wanted("add_bos_token", "bos_token_id")
+        after = self._wanted("add_eos_token", "eos_token_id")
         backend.post_processor = processors.TemplateProcessing(
             single=[*before, "$A", *after],
             special_tokens=[(token, backend.token_to_id(token)) for token in {*before, *after}],

@@ -7,6 +7,7 @@ entry points          every one in the group "fathom.logits_processors"; FATHOM_
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import runpy
@@ -54,9 +55,10 @@ def _resolve(name: str) -> object:
         namespace = _run_script(where) if is_file else vars(importlib.import_module(where))
     except Exception as error:
         raise _failure(name, f"could not be imported ({type(error).__name__}: {error})") from error
-    if class_name not in namespace:
-        raise _failure(name, f"does not exist: {where} has no {class_name}")
-    return namespace[class_name]
+    outermost, *nested = class_name.split(".")
+    if outermost not in namespace:
+        raise _failure(name, f"does not exist: {where} has no {outermost}")
+    return functools.reduce(lambda outer, inner: getattr(outer, inner, None), nested, namespace[outermost])
 
 
 def _run_script(path: str) -> Mapping[str, object]:

@@ -1,0 +1,40 @@
+"""fathom pull: fetch a model into the cache, so that it runs offline from then on."""
+
+from __future__ import annotations
+
+import argparse
+
+from fathom.weights.catalogue import CATALOGUE, DEFAULT_MODEL
+from fathom.weights.download import is_cached
+from fathom.weights.resolve import resolve_model
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `pull` to the command line."""
+    parser = subparsers.add_parser("pull", help="download a model", description=__doc__)
+    parser.add_argument(
+        "model", nargs="?", default=DEFAULT_MODEL, help="catalogue name or Hugging Face repository (%(default)s)"
+    )
+    parser.add_argument("--revision", help="branch, tag or commit of a Hugging Face repository")
+    parser.add_argument("--list", action="store_true", help="list the catalogue and stop")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the path of the model, downloaded if need be; or the catalogue. Returns the exit status."""
+    if args.list:
+        for line in _catalogue_lines():
+            print(line)
+    else:
+        print(resolve_model(args.model, args.revision).path)
+    return 0
+
+
+def _catalogue_lines() -> list[str]:
+    """name, size, licence, hub repository, and whether the model is in the cache."""
+    width = max(map(len, CATALOGUE))
+    return [
+        f"{entry.name:<{width}}  {entry.size / 1e6:6.0f} MB  {entry.licence:<18}  {entry.hub_id}"
+        f"{'  (cached)' if is_cached(entry) else ''}"
+        for entry in CATALOGUE.values()
+    ]

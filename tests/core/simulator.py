@@ -1,0 +1,94 @@
+"""A worker made of dictionaries: it remembers what every KV slot holds and checks that every read finds it.
+
+A slot's content is its KV group and the hash of the whole prefix up to its token, so reading a stale, foreign or
+unwritten slot is caught at once. The token that a row "samples" is a function of its prefix: the same request
+gives the same answer however it is scheduled, which `expected_answer` computes by itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from fathom.kv_cache_spec import KVCacheConfig
+from fathom.step import ModelRunnerOutput, SchedulerOutput
+
+VOCAB = 7
+
+
+def extend(prefix_hash: int, token: int) -> int:
+    return hash((prefix_hash, token))
+
+
+def next_token(prefix_hash: int) -> int:
+    return (prefix_hash >> 7) % VOCAB
+
+
+def expected_answer(prompt: list[int], num_tokens: int) -> list[int]:
+    prefix = 0
+    for token in prompt:
+        prefix = extend(prefix, token)
+    answer = []
+    for _ in range(num_tokens):
+        answer.append(next_token(prefix))
+        prefix = extend(prefix, answer[-1])
+    return answer
+
+
+@dataclass
+class Row:
+    tokens: list[int]
+    num_computed: int
+    tables: list[list[int]]
+    hashes: list[int] = field(default_factory=list)
+
+    def hash_at(self, position: int) -> int:
+        while len(self.hashes) <= position:
+            before = self.hashes[-1] if self.hashes else 0
+            self.hashes.append(extend(before, self.tokens[len(self.hashes)]))
+        return self.hashes[position]
+
+
+class SimulatedWorker:
+    def __init__(self, config: KVCacheConfig) -> None:
+        self.block_size = config.block_size
+        self.windows = [group.window for group in config.groups]
+        self.rows: dict[str, Row] = {}
+        self.slots: dict[tuple[int, int], tuple[int, int]] = {}
+
+    def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
+        for request_id in step.finished_request_ids:
+            self.rows.pop(request_id, None)
+        for new in step.new_requests:
+            assert new.request_id not in self.rows
+            tables = [list(table) for table in new.block_ids]
+            self.rows[new.request_id] = Row(new.token_ids.tolist(), new.num_computed_tokens, tables)
+        for request_id, blocks in step.new_block_ids.items():
+            for table, more in zip(self.rows[request_id].tables, blocks, strict=True):
+                table += more
+        # As in a forward pass, all new keys and values are written before anything is read.
+        for request_id, count in step.num_scheduled_tokens.items():
+            self._write(self.rows[request_id], count)
+        sampled = {}
+        for request_id, count in step.num_scheduled_tokens.items():
+            row = self.rows[request_id]
+            self._check_reads(row, count)
+            row.num_computed += count
+            if row.num_computed == len(row.tokens):
+                sampled[request_id] = next_token(row.hash_at(len(row.tokens) - 1))
+                row.tokens.append(sampled[request_id])
+        return ModelRunnerOutput(sampled_token_ids=sampled)
+
+    def _write(self, row: Row, count: int) -> None:
+        for position in range(row.num_computed, row.num_computed + count):
+            for group, table in enumerate(row.tables):
+                block = table[position // self.block_size]
+                assert block != 0, "a new token would be written to the null block"
+                self.slots[block, position % self.block_size] = (group, row.hash_at(position))
+
+    def _check_reads(self, row: Row, count: int) -> None:
+        last = row.num_computed + count - 1
+        for group, (table, window) in enumerate(zip(row.tables, self.windows, strict=True)):
+            first = 0 if window is None else max(0, row.num_computed - window + 1)
+            for position in range(first, last + 1):
+                found = self.slots.get((table[position // self.block_size], position % self.block_size))
+                assert found == (group, row.hash_at(position)), f"position {position} of group {group} is wrong"

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from fathom.errors import ConfigError
+from fathom.worker.sample.interface import LogitsProcessor
+from fathom.worker.sample.loading import load_logits_processors
+from fathom.worker.sample.min_p import MinP
+
+SCRIPT = """
+from fathom.worker.sample.min_p import MinP
+
+class Mine(MinP):
+    limit = 7
+
+    class Nested(MinP):
+        pass
+
+    def read_a_global(self):
+        return OTHER
+
+OTHER = 42
+number = 3
+
+if __name__ == "__main__":
+    raise SystemExit("the guarded part ran")
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "my_script.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+@pytest.mark.parametrize("name", ["fathom.worker.sample.min_p:MinP", "fathom.worker.sample.min_p.MinP"])
+def test_by_module(name: str) -> None:
+    assert load_logits_processors([name]) == [MinP]
+
+
+def test_a_class_named_twice_is_loaded_once() -> None:
+    names = ["fathom.worker.sample.min_p:MinP", "fathom.worker.sample.min_p.MinP"]
+    assert load_logits_processors(names) == [MinP]
+
+
+def test_a_class_of_the_main_script(script: Path) -> None:
+    (mine,) = load_logits_processors([f"file:{script}:Mine"])
+    assert mine.__name__ == "Mine"
+    assert mine.limit == 7  # type: ignore[attr-defined]
+    assert mine.__module__ == "__mp_main__"
+    assert mine.read_a_global(None) == 42  # type: ignore[attr-defined]
+
+
+def test_a_script_that_multiprocessing_has_run_is_not_run_again(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = type(sys)("__mp_main__")
+    module.__file__ = str(script)
+    module.Mine = MinP  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "__mp_main__", module)
+    assert load_logits_processors([f"file:{script}:Mine"]) == [MinP]
+
+
+def test_a_nested_class(script: Path) -> None:
+    assert load_logits_processors([f"file:{script}:Mine.Nested"])[0].__qualname__ == "Mine.Nested"
+    with pytest.raises(ConfigError, match="no subclass"):
+        load_logits_processors([f"file:{script}:Mine.Absent"])
+
+
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [
+        ("no_such_module:X", "could not be imported"),
+        ("fathom.worker.sample.min_p:Absent", "has no Absent"),
+        ("fathom.worker.sample.rows:RowStates", "no subclass"),
+        ("fathom.worker.sample.slices:_MAX_ENTRIES", "no subclass"),
+        ("justaword", "module:Class"),
+        (":X", "module:Class"),
+        ("file:/no/such/script.py:X", "could not be imported"),
+    ],
+)
+def test_bad_names(name: str, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint) as caught:
+        load_logits_processors([name])
+    assert repr(name) in str(caught.value)
+    assert caught.value.parameter == "logits_processors"
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A distribution with two entry points, as pip would lay it on sys.path."""
+    (tmp_path / "acme_plugin.py").write_text(
+        "from fathom.worker.sample.min_p import MinP\nclass A(MinP): pass\nclass B(MinP): pass\n"
+    )
+    info = tmp_path / "acme-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[fathom.logits_processors]\na = acme_plugin:A\nb = acme_plugin:B\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "acme_plugin", raising=False)
+    return "acme_plugin"
+
+
+def names(classes: list[type[LogitsProcessor]]) -> list[str]:
+    return [found.__name__ for found in classes]
+
+
+def test_entry_points_come_first_and_need_no_name(installed: str) -> None:
+    assert names(load_logits_processors(["fathom.worker.sample.min_p:MinP"])) == ["A", "B", "MinP"]
+
+
+def test_fathom_plugins_limits_entry_points(installed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FATHOM_PLUGINS", "b,other")
+    assert names(load_logits_processors([])) == ["B"]
+    monkeypatch.setenv("FATHOM_PLUGINS", "")
+    assert load_logits_processors([]) == []
+    assert names(load_logits_processors([f"{installed}:A"])) == ["A"]
