@@ -1,6 +1,6 @@
-"""A logits processor of one's own: answers without a given letter.
+"""A logits processor of one's own: an answer without the letter e.
 
-The class goes to the engine's process by its name, so it stands at the top level of this file, and what runs the
+The class goes to the engine's process by its name, so it stands at the top level of this file; and what runs the
 engine stands under the __main__ guard, since that process reads this file, too.
 """
 
@@ -31,9 +31,10 @@ class BanTokens(AdapterLogitsProcessor):
         banned = (params.extra_args or {}).get("banned")
         if not banned:
             return None
+        banned_ids = torch.tensor(banned)
 
         def ban(output_ids: list[int], logits_row: torch.Tensor) -> torch.Tensor:
-            logits_row[banned] = -torch.inf
+            logits_row[banned_ids] = -torch.inf
             return logits_row
 
         return ban
@@ -43,15 +44,15 @@ def main() -> None:
     with LLM("smollm2-135m", logits_processors=[BanTokens]) as llm:
         tokenizer = llm.get_tokenizer()
         assert tokenizer is not None
-        vocab_size = tokenizer.vocab_size
-        banned = [token_id for token_id in range(vocab_size) if "e" in tokenizer.decode([token_id]).lower()]
+        vocabulary = tokenizer.token_strings(range(tokenizer.vocab_size))
+        banned = [token_id for token_id, text in enumerate(vocabulary) if "e" in text.lower()]
         params = [
             SamplingParams(temperature=0.0, max_tokens=24),
             SamplingParams(temperature=0.0, max_tokens=24, extra_args={"banned": banned}),
         ]
         plain, without_e = llm.generate(["The capital of France is"] * 2, params)
-        print("plain:    ", plain.outputs[0].text)
-        print("without e:", without_e.outputs[0].text)
+        print(f"plain:     {plain.outputs[0].text!r}")
+        print(f"without e: {without_e.outputs[0].text!r}")
 
 
 if __name__ == "__main__":

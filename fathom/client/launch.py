@@ -45,14 +45,17 @@ from fathom.wire.sockets import (
     send,
 )
 
+# Ctrl-C is for the caller, who tells the engine what to do.
 _BOOTSTRAP = (
-    "import sys, json; sys.path[:] = json.loads(sys.argv[1]); from fathom.core.proc import main; main(sys.argv[2:])"
+    "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); import sys, json; "
+    "sys.path[:] = json.loads(sys.argv[1]); from fathom.core.proc import main; main(sys.argv[2:])"
 )
 _POLL_MS = 500  # how often a dead engine is looked for where there is no pidfd
+_LAST_WORDS_MS = 200  # what a process sent before it ended may still be on its way
 
 
 class EngineProcess:
-    """One engine process and the two sockets to it."""
+    """One engine process and the two sockets to it. For one thread at a time, of the process that made it."""
 
     def __init__(self) -> None:
         self.folder = make_socket_folder()
@@ -60,18 +63,22 @@ class EngineProcess:
         self.input = open_socket(self._context, zmq.ROUTER, bind=input_address(self.folder))
         self.output = open_socket(self._context, zmq.PULL, bind=output_address(self.folder))
         self.spawn_time = time.time()
-        alive_read, self._alive_write = os.pipe()
         try:
-            self.process = _spawn(self.folder, alive_read)
-        finally:
-            os.close(alive_read)
+            self.process, alive_fd = _spawn(self.folder)
+        except OSError:
+            remove_socket_folder(self.folder)
+            raise
         self.pidfd = _pidfd(self.process.pid)
+        self._timeout_s = 0.0
+        self._deadline = 0.0
         self._encoder = Encoder()
+        self._boot_decoder: Decoder[FromEngine] = Decoder(FromEngine)
         self._finalizer = weakref.finalize(
             self,
             _end,
+            os.getpid(),
             self.process,
-            self._alive_write,
+            alive_fd,
             self.pidfd,
             self.folder,
             self._context,
@@ -79,24 +86,69 @@ class EngineProcess:
             self.output,
         )
 
-    def start(self, setup: EngineSetup, timeout_s: float) -> None:
-        """Tell the process what to build, once it has said hello."""
-        hello = self._receive_boot_message(time.monotonic() + timeout_s, timeout_s)
-        assert isinstance(hello, EngineHello)
-        self.send(StartEngine(setup, self.spawn_time))
+    # ---------------------------------------------------------------- boot
 
-    def wait_ready(self, timeout_s: float) -> EngineReady:
-        """Block until the engine is up.
+    def set_deadline(self, timeout_s: float) -> None:
+        """The process has this long, from now, to be ready."""
+        self._timeout_s = timeout_s
+        self._deadline = time.monotonic() + timeout_s
+
+    def start(self, setup: EngineSetup) -> None:
+        """Tell the process, once it has said hello, what to build."""
+        try:
+            self.send(StartEngine(setup, self.spawn_time))
+        except EngineDeadError:
+            self.boot_message()
+            raise
+
+    def wait_boot_message(self) -> EngineHello | EngineReady:
+        """Block until the next message of the boot; errors as in `boot_message`."""
+        while (message := self.boot_message(_POLL_MS)) is None:
+            pass
+        return message
+
+    def boot_message(self, wait_ms: int = 0) -> EngineHello | EngineReady | None:
+        """The next message of the boot, if it comes within `wait_ms`.
 
         Raises:
-            the engine's own error if it fails to start; EngineStartError if it dies or takes too long.
+            the engine's own error if it failed to start; EngineStartError if it died or is late. Then it is closed.
         """
-        message = self._receive_boot_message(time.monotonic() + timeout_s, timeout_s)
+        left_ms = (self._deadline - time.monotonic()) * 1000
+        message = self._receive_boot_message(max(0, min(wait_ms, int(left_ms) + 1)))
+        if message is None and self.process.poll() is not None:
+            message = self._receive_boot_message(_LAST_WORDS_MS)
+            if message is None:
+                words = exit_words(self.process.returncode)
+                self.close()
+                raise EngineStartError(f"the engine process {words} before it was ready; its output above says more.")
+        if message is None and left_ms <= 0:
+            self.close()
+            raise EngineStartError(
+                f"the engine process was not ready within {self._timeout_s:g} s.",
+                parameter="ready_timeout_s",
+                value=self._timeout_s,
+                hint="Give it more with ready_timeout_s or FATHOM_ENGINE_READY_TIMEOUT_S.",
+            )
         if isinstance(message, EngineFailed):
             self.close()
             raise_remote(message.error, during_start=True)
-        assert isinstance(message, EngineReady)
         return message
+
+    def _receive_boot_message(self, wait_ms: int) -> EngineHello | EngineReady | EngineFailed | None:
+        poller = zmq.Poller()
+        poller.register(self.input, zmq.POLLIN)
+        if self.pidfd is not None and self.process.returncode is None:
+            poller.register(self.pidfd, zmq.POLLIN)
+        if self.input not in dict(poller.poll(wait_ms)):
+            return None
+        identity, *frames = self.input.recv_multipart()
+        if identity != ENGINE_IDENTITY:
+            return None
+        message = self._boot_decoder.decode(frames)
+        assert isinstance(message, EngineHello | EngineReady | EngineFailed)
+        return message
+
+    # ---------------------------------------------------------------- life
 
     def send(self, message: Any) -> None:
         """Send a message to the engine.
@@ -105,10 +157,14 @@ class EngineProcess:
             EngineDeadError: the process is gone.
         """
         self.check_alive()
+        frames = self._encoder.encode(message)
         try:
-            send(self.input, [ENGINE_IDENTITY, *self._encoder.encode(message)])
+            send(self.input, [ENGINE_IDENTITY, *frames])
         except zmq.ZMQError as error:
             raise self.death() from error
+        except BaseException:  # Ctrl-C with half of a message sent: what follows would be taken for its other half
+            self.close()
+            raise
 
     def check_alive(self) -> None:
         """Raise EngineDeadError if the process is gone."""
@@ -127,30 +183,6 @@ class EngineProcess:
         """End the process and remove the sockets. May be called twice."""
         self._finalizer()
 
-    def _receive_boot_message(self, deadline: float, timeout_s: float) -> FromEngine:
-        poller = zmq.Poller()
-        poller.register(self.input, zmq.POLLIN)
-        if self.pidfd is not None:
-            poller.register(self.pidfd, zmq.POLLIN)
-        decoder: Decoder[FromEngine] = Decoder(FromEngine)
-        while True:
-            left_ms = (deadline - time.monotonic()) * 1000
-            ready = dict(poller.poll(int(max(0, min(left_ms, _POLL_MS)))))
-            if self.input in ready:
-                return decoder.decode(self.input.recv_multipart()[1:])
-            if self.process.poll() is not None:
-                words = exit_words(self.process.returncode)
-                self.close()
-                raise EngineStartError(f"the engine process {words} before it was ready; its output above says more")
-            if left_ms <= 0:
-                self.close()
-                raise EngineStartError(
-                    f"the engine process was not ready within {timeout_s:g} s.",
-                    parameter="ready_timeout_s",
-                    value=timeout_s,
-                    hint="Give it more with ready_timeout_s or FATHOM_ENGINE_READY_TIMEOUT_S.",
-                )
-
 
 def exit_words(code: int | None) -> str:
     """How a process ended, for people."""
@@ -163,9 +195,22 @@ def exit_words(code: int | None) -> str:
     return f"exited with code {code}"
 
 
-def _spawn(folder: Path, alive_fd: int) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-c", _BOOTSTRAP, json.dumps(sys.path), str(folder), str(alive_fd)]
-    return subprocess.Popen(command, pass_fds=(alive_fd,), stdin=subprocess.DEVNULL)
+def _spawn(folder: Path) -> tuple[subprocess.Popen[bytes], int]:
+    """The process, and the end of its pipe that keeps it alive as long as it is open and silent.
+
+    It gets our sys.path whole, so -P: nothing in the working directory may pose as a module before that.
+    """
+    paths = json.dumps([path for path in sys.path if isinstance(path, str)])
+    alive_read, alive_write = os.pipe()
+    command = [sys.executable, "-P", "-c", _BOOTSTRAP, paths, str(folder), str(alive_read)]
+    try:
+        process = subprocess.Popen(command, pass_fds=(alive_read,), stdin=subprocess.DEVNULL)
+    except OSError:
+        os.close(alive_write)
+        raise
+    finally:
+        os.close(alive_read)
+    return process, alive_write
 
 
 def _pidfd(pid: int) -> int | None:
@@ -177,6 +222,7 @@ def _pidfd(pid: int) -> int | None:
 
 
 def _end(
+    owner: int,
     process: subprocess.Popen[bytes],
     alive_fd: int,
     pidfd: int | None,
@@ -184,8 +230,15 @@ def _end(
     context: zmq.Context[Any],
     *sockets: Any,
 ) -> None:
-    """Close everything; static, so that it also runs when the owner is collected or the interpreter exits."""
-    os.close(alive_fd)  # the engine leaves when it sees this
+    """Close everything; static, so that it also runs when the object is collected or the interpreter exits.
+
+    Not in a process that the owner forked: it has copies of all this, and none of it is its own.
+    """
+    if os.getpid() != owner:
+        return
+    with contextlib.suppress(OSError):
+        os.write(alive_fd, b"x")  # the engine leaves when it sees this, whoever else holds a copy of the pipe
+    os.close(alive_fd)
     try:
         process.wait(timeout=2)
     except subprocess.TimeoutExpired:

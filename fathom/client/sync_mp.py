@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from typing import Any
 
@@ -19,6 +20,7 @@ from fathom.wire.messages import (
     UtilityCall,
     UtilityReply,
 )
+from fathom.wire.sockets import receive
 
 _POLL_MS = 500
 
@@ -28,7 +30,6 @@ class SyncMPClient(EngineCoreClient):
 
     def __init__(self, setup: EngineSetup, engine: EngineProcess, timeout_s: float) -> None:
         self._engine = engine
-        self._timeout_s = timeout_s
         self._decoder: Decoder[EngineCoreOutputs | UtilityReply] = Decoder(EngineCoreOutputs | UtilityReply)
         self._pending: deque[EngineCoreOutputs] = deque()  # outputs that came while a reply was awaited
         self._last_call_id = 0
@@ -36,10 +37,14 @@ class SyncMPClient(EngineCoreClient):
         self._poller.register(engine.output, zmq.POLLIN)
         if engine.pidfd is not None:
             self._poller.register(engine.pidfd, zmq.POLLIN)
-        engine.start(setup, timeout_s)
+        engine.set_deadline(timeout_s)
+        engine.wait_boot_message()
+        engine.start(setup)
 
     def wait_ready(self) -> EngineReady:
-        return self._engine.wait_ready(self._timeout_s)
+        ready = self._engine.wait_boot_message()
+        assert isinstance(ready, EngineReady)
+        return ready
 
     def add_requests(self, message: AddRequests) -> None:
         self._engine.send(message)
@@ -50,9 +55,10 @@ class SyncMPClient(EngineCoreClient):
     def get_outputs(self) -> EngineCoreOutputs:
         if self._pending:
             return self._pending.popleft()
-        message = self._receive()
-        assert isinstance(message, EngineCoreOutputs), "a reply that nobody waits for"
-        return message
+        while True:
+            message = self._receive()
+            if isinstance(message, EngineCoreOutputs):
+                return message  # else the reply to a call that was interrupted
 
     def call(self, method: str, *args: Any) -> Any:
         self._last_call_id += 1
@@ -77,5 +83,7 @@ class SyncMPClient(EngineCoreClient):
                 raise self._engine.death()
             ready = dict(self._poller.poll(_POLL_MS))
             if output in ready:
-                return self._decoder.decode(output.recv_multipart())
-            self._engine.check_alive()
+                with contextlib.suppress(zmq.Again):  # there was only the rest of an interrupted one
+                    return self._decoder.decode(receive(output, zmq.NOBLOCK))
+            else:
+                self._engine.check_alive()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import select
-import signal
 import sys
 import threading
 from pathlib import Path
@@ -17,9 +16,10 @@ from setproctitle import setproctitle
 
 from fathom.core.control import to_remote_error
 from fathom.core.engine_core import EngineCore
+from fathom.hardware import limit_openmp_spinning
 from fathom.log import setup_logging
 from fathom.phases import Phases
-from fathom.wire.codec import Decoder, Encoder
+from fathom.wire.codec import Decoder, Encoder, Frame
 from fathom.wire.messages import (
     AbortRequests,
     AddRequests,
@@ -28,6 +28,7 @@ from fathom.wire.messages import (
     StartEngine,
     ToEngine,
     UtilityCall,
+    UtilityReply,
 )
 from fathom.wire.sockets import input_address, open_socket, output_address, remove_socket_folder, send
 
@@ -66,9 +67,11 @@ class EngineCoreProc:
                 return
             block = False
             try:
-                self._handle(self._decoder.decode(frames))
-            except (msgspec.MsgspecError, ValueError):
+                message = self._decoder.decode(frames)
+            except msgspec.DecodeError:
                 logger.exception("a message that could not be read is ignored")
+                continue
+            self._handle(message)
 
     def _handle(self, message: ToEngine) -> None:
         if isinstance(message, AddRequests):
@@ -76,7 +79,13 @@ class EngineCoreProc:
         elif isinstance(message, AbortRequests):
             self._core.abort_requests(message)
         elif isinstance(message, UtilityCall):
-            send(self._output, self._encoder.encode(self._core.call(message)))
+            send(self._output, self._encode_reply(self._core.call(message)))
+
+    def _encode_reply(self, reply: UtilityReply) -> list[Frame]:
+        try:
+            return self._encoder.encode(reply)
+        except Exception as error:  # a worker's method returned what cannot be sent
+            return self._encoder.encode(UtilityReply(reply.call_id, error=to_remote_error(error)))
 
 
 def run_engine_core(folder: Path) -> None:
@@ -86,20 +95,17 @@ def run_engine_core(folder: Path) -> None:
     output_socket = open_socket(context, zmq.PUSH, connect=output_address(folder))
     encoder = Encoder()
     send(input_socket, encoder.encode(EngineHello(os.getpid())))
-    import fathom.worker.worker  # noqa: F401 - seconds of imports, while the caller reads the model's files
-
-    decoder: Decoder[ToEngine] = Decoder(ToEngine)
-    start = decoder.decode(input_socket.recv_multipart())
-    if not isinstance(start, StartEngine):
-        return
-    phases = Phases(start.spawn_time)
-    phases.mark("start process, import")
     try:
+        import fathom.worker.worker  # noqa: F401 - seconds of imports, while the caller reads the model's files
+
+        decoder: Decoder[StartEngine] = Decoder(StartEngine)
+        start = decoder.decode(input_socket.recv_multipart())
+        phases = Phases(start.spawn_time)
+        phases.mark("start process, import")
         core = EngineCore(start.setup, phases)
     except Exception as error:
         send(input_socket, encoder.encode(EngineFailed(to_remote_error(error))))
-        input_socket.close(linger=2000)
-        context.term()
+        context.destroy(linger=2000)
         sys.exit(1)
     send(input_socket, encoder.encode(core.ready))
     try:
@@ -109,11 +115,11 @@ def run_engine_core(folder: Path) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """The process's entry point: `<socket folder> <descriptor that closes when the caller is gone>`."""
+    """The process's entry point: `<socket folder> <descriptor that gets readable when the caller is done or gone>`."""
     folder, alive_fd = Path(arguments[0]), int(arguments[1])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the caller, who tells us what to do
     setproctitle("fathom::EngineCore")
     setup_logging()
+    limit_openmp_spinning()
     threading.Thread(target=_exit_with_caller, args=(alive_fd, folder), name="caller-watch", daemon=True).start()
     try:
         run_engine_core(folder)
@@ -123,7 +129,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _exit_with_caller(alive_fd: int, folder: Path) -> None:
-    """End this process, in the middle of a step if need be, when the caller closes its end of the pipe or is gone.
+    """End this process, in the middle of a step if need be, when the caller writes to the pipe, closes it or is gone.
 
     The parent's id is watched too, since a process that the caller forked may keep the pipe open.
     """

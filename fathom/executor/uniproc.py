@@ -6,6 +6,7 @@ from typing import Any
 
 from fathom.errors import ValidationError
 from fathom.executor.base import Executor
+from fathom.hardware import limit_openmp_spinning
 from fathom.wire.messages import EngineSetup
 
 
@@ -13,6 +14,7 @@ class UniprocExecutor(Executor):
     """Loads the model on construction."""
 
     def __init__(self, setup: EngineSetup) -> None:
+        limit_openmp_spinning()
         from fathom.worker.worker import Worker  # torch starts here
 
         self._worker = Worker(setup)

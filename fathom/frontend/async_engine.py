@@ -59,13 +59,13 @@ class AsyncLLM(ControlMixin):
         process = EngineProcess()
         try:
             prepared = await asyncio.to_thread(boot.prepare, config)
-            client = await asyncio.to_thread(AsyncMPClient, prepared.setup, process, boot.ready_timeout_s(config))
+            client = AsyncMPClient(process)
+            await client.start(prepared.setup, boot.ready_timeout_s(config))
             tokenizer = await asyncio.to_thread(boot.load_caller_tokenizer, prepared)
-            ready = await client.wait_ready()
+            engine = cls(prepared, client, tokenizer, await client.wait_ready())
         except BaseException:
             process.close()
             raise
-        engine = cls(prepared, client, tokenizer, ready)
         logger.info("engine ready in %.2f s", time.perf_counter() - started)
         return engine
 

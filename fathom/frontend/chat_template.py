@@ -31,6 +31,9 @@ from fathom.frontend.tokenizer.tokenizer import Tokenizer, check_text
 
 _OWN_VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 
+# Callers may send a template with each request; a model has a few of its own.
+_MAX_COMPILED = 64
+
 # Stands behind the final message's text while it is rendered. The space at its end is lost if, and only if,
 # the template trims contents.
 _END_MARK = "\ue000end of the final message\ue000 "
@@ -158,6 +161,8 @@ class GenerationTag(Extension):
 def _compiled(tokenizer: Tokenizer, source: str) -> CompiledTemplate:
     found = tokenizer.compiled_templates.get(source)
     if found is None:
+        if len(tokenizer.compiled_templates) >= _MAX_COMPILED:
+            tokenizer.compiled_templates.clear()
         found = tokenizer.compiled_templates[source] = CompiledTemplate(source)
     return found
 

@@ -21,7 +21,11 @@ import torch
 from fathom.errors import CheckpointError
 from fathom.quant.ggml_types import GGMLType
 
-CHUNK_ELEMENTS = 1 << 22  # bounds the intermediate tensors; a chunk's working set also stays near the caches
+# Elements decoded at a time. On a CPU, torch runs an operation on so few of them in the calling thread: the chunk
+# stays in the cache, and no operation waits for threads to meet (which costs seconds where other processes
+# want the cores). An accelerator wants few, large launches; the bound is then for the intermediate tensors.
+CPU_CHUNK = 1 << 15
+ACCELERATOR_CHUNK = 1 << 24
 
 IQ4_NL_LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 
@@ -49,7 +53,8 @@ def dequantize(raw: torch.Tensor, ggml_type: GGMLType, shape: tuple[int, ...]) -
     decode = _DECODERS[ggml_type]
     blocks = raw.view(num_blocks, ggml_type.block_bytes)
     values = torch.empty(num_blocks, ggml_type.block_elements, dtype=torch.float32, device=raw.device)
-    step = CHUNK_ELEMENTS // ggml_type.block_elements
+    chunk = CPU_CHUNK if raw.device.type == "cpu" else ACCELERATOR_CHUNK
+    step = chunk // ggml_type.block_elements
     for start in range(0, num_blocks, step):
         values[start : start + step] = decode(blocks[start : start + step]).flatten(1)
     return values.view(shape)
@@ -73,8 +78,8 @@ def _unpack(packed: torch.Tensor, bits: int, run: int) -> torch.Tensor:
 
 def _bits(blocks: torch.Tensor, start: int) -> torch.Tensor:
     """[n, 32] uint8: the bits of the 32-bit word at byte `start`, lowest first."""
-    shifts = torch.arange(8, dtype=torch.uint8, device=blocks.device)
-    return ((blocks[:, start : start + 4, None] >> shifts) & 1).flatten(1)
+    words = blocks[:, start : start + 4].contiguous().view(torch.int32)
+    return (words >> torch.arange(32, dtype=torch.int32, device=blocks.device) & 1).to(torch.uint8)
 
 
 def _scaled(integers: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:

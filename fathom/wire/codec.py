@@ -40,11 +40,10 @@ class Encoder:
             raise NotImplementedError(f"{type(value).__name__} cannot cross the process boundary")
         if value.dtype.str not in _DTYPES:
             raise NotImplementedError(f"arrays of {value.dtype} cannot cross the process boundary")
-        array = np.ascontiguousarray(value)
-        if array.nbytes <= INLINE_BYTES:
-            return (array.dtype.str, array.shape, array.tobytes())
-        self._frames.append(array.reshape(-1).view(np.uint8).data)
-        return (array.dtype.str, array.shape, len(self._frames) - 1)
+        if value.nbytes <= INLINE_BYTES:
+            return (value.dtype.str, value.shape, value.tobytes())
+        self._frames.append(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
+        return (value.dtype.str, value.shape, len(self._frames) - 1)
 
 
 class Decoder(Generic[Message]):
@@ -58,24 +57,31 @@ class Decoder(Generic[Message]):
         """The message; its large arrays are read-only views of the frames.
 
         Raises:
-            msgspec.ValidationError, msgspec.DecodeError: the frames are not such a message.
+            msgspec.DecodeError (of which msgspec.ValidationError is one): the frames are not such a message.
         """
+        if not frames:
+            raise msgspec.DecodeError("a message without frames")
         self._frames = frames
         try:
             return self._decoder.decode(frames[0])  # type: ignore[no-any-return]
+        except RecursionError as error:
+            raise msgspec.DecodeError("a message nested too deeply") from error
         finally:
             self._frames = ()
 
     def _decode_array(self, kind: type, value: Any) -> Any:
         if kind is not np.ndarray:
             raise NotImplementedError(f"cannot decode {kind}")
-        dtype, shape, data = value
+        dtype, shape, data = msgspec.convert(value, tuple[str, list[int], bytes | int])
         if dtype not in _DTYPES:
             raise ValueError(f"array of type {dtype!r}")
-        if isinstance(data, int):
-            if not 0 < data < len(self._frames):
-                raise ValueError(f"array in frame {data} of {len(self._frames)}")
-            data = self._frames[data]
-        if any(size < 0 for size in shape) or len(data) != prod(shape) * np.dtype(dtype).itemsize:
-            raise ValueError(f"array of shape {shape} and type {dtype} in {len(data)} bytes")
-        return np.frombuffer(data, dtype=dtype).reshape(shape)
+        source: Frame
+        if isinstance(data, bytes):
+            source = data
+        elif 0 < data < len(self._frames):
+            source = self._frames[data]
+        else:
+            raise ValueError(f"array in frame {data} of {len(self._frames)}")
+        if any(size < 0 for size in shape) or len(source) != prod(shape) * np.dtype(dtype).itemsize:
+            raise ValueError(f"array of shape {shape} and type {dtype} in {len(source)} bytes")
+        return np.frombuffer(source, dtype=dtype).reshape(shape)

@@ -65,6 +65,15 @@ class AddRequests(msgspec.Struct, tag="add"):
     params: list[SamplingParams]
     requests: list[EngineCoreRequest]
 
+    def __post_init__(self) -> None:
+        """Runs on decoding too, so that a message that the engine takes in is one that it can serve."""
+        for prompt in self.prompts:
+            if prompt.ndim != 1 or prompt.dtype != np.int32:
+                raise ValueError(f"a prompt of type {prompt.dtype} and shape {prompt.shape}")
+        for request in self.requests:
+            if not (0 <= request.prompt < len(self.prompts) and 0 <= request.params < len(self.params)):
+                raise ValueError(f"request {request.request_id!r} refers to a prompt or params that are not there")
+
 
 class AbortRequests(msgspec.Struct, tag="abort"):
     """Drop these requests, wherever they are; unknown and finished ids are ignored."""

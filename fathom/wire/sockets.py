@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,14 +23,15 @@ if TYPE_CHECKING:
 
 ENGINE_IDENTITY = b"engine-0"
 _PREFIX = "fathom-"
-_MAX_UNIX_PATH = 100  # the kernel's limit is 107 bytes; the file name needs a few
+_MAX_FOLDER_BYTES = 96  # a socket's path has at most 103 bytes on macOS, 107 on Linux; "/output" needs 7
+_STALE_AFTER_S = 60.0  # both ends have long connected by then, and need the files no more
 
 
 def make_socket_folder() -> Path:
     """A new folder with mode 0700, named after this process, for the socket files."""
     _remove_stale_folders(Path(tempfile.gettempdir()))
     folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
-    if len(str(folder)) > _MAX_UNIX_PATH:
+    if len(os.fsencode(folder)) > _MAX_FOLDER_BYTES:
         folder.rmdir()
         folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir="/tmp"))
     return folder
@@ -73,12 +75,29 @@ def send(socket: Any, frames: Sequence[Frame]) -> None:
     socket.send_multipart(frames, copy=sum(map(len, frames)) < 65_536)
 
 
+def receive(socket: Any, flags: int = 0) -> list[Frame]:
+    """A message's frames, whole: what an interrupted call has left of an earlier one is dropped.
+
+    Raises:
+        zmq.Again: with zmq.NOBLOCK, there is none.
+    """
+    while socket.get(zmq.RCVMORE):
+        socket.recv()
+    frames: list[Frame] = socket.recv_multipart(flags)
+    return frames
+
+
 def _remove_stale_folders(root: Path) -> None:
-    """Delete what a caller and its engine left when both were killed at once."""
+    """Delete what a caller and its engine left when both were killed at once.
+
+    A young folder is left alone: its owner may live in another container that shares the place.
+    """
     for folder in root.glob(f"{_PREFIX}*-*"):
         owner = folder.name[len(_PREFIX) :].split("-", 1)[0]
         try:
-            if owner.isdigit() and folder.stat().st_uid == os.getuid() and not psutil.pid_exists(int(owner)):
-                shutil.rmtree(folder, ignore_errors=True)
+            found = folder.lstat()
         except OSError:
             continue
+        old = time.time() - found.st_mtime > _STALE_AFTER_S
+        if old and owner.isdigit() and found.st_uid == os.getuid() and not psutil.pid_exists(int(owner)):
+            remove_socket_folder(folder)

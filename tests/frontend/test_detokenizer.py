@@ -20,6 +20,7 @@ TOKENIZERS = {
     "byte_fallback_strip": tiny_tokenizers.byte_fallback(strip=True),
     "metaspace": tiny_tokenizers.metaspace(),
     "windowed_bytes": tiny_tokenizers.windowed_bytes(),
+    "windowed_fallback": tiny_tokenizers.windowed_fallback(),
 }
 CASES = ["삼겹살 ď 👩‍👩‍👧‍👦 🇨🇭 日本語 ﷽ e\u0301", "A 世aéb", "  two  spaces\n\n", " x"]
 
@@ -87,7 +88,7 @@ def test_long_outputs_are_exact_too(kind):
     assert "".join(deltas) == tokenizer.decode(ids)
 
 
-@pytest.mark.parametrize("kind", ["byte_level", "byte_fallback", "windowed_bytes"])
+@pytest.mark.parametrize("kind", ["byte_level", "byte_fallback", "windowed_bytes", "windowed_fallback"])
 @pytest.mark.parametrize("text", CASES)
 def test_no_broken_character_is_shown(kind, text):
     tokenizer = TOKENIZERS[kind]

@@ -213,6 +213,15 @@ def test_added_tokens_outside_the_byte_alphabet_are_matched_whole(tmp_path):
     assert user in tokenizer.all_special_ids
 
 
+@pytest.mark.parametrize(("pre", "whole"), [("llama-bpe", True), ("dbrx", False)])
+def test_llama3_takes_a_word_that_is_a_token_whatever_the_merges(tmp_path, pre, whole):
+    keys = byte_level_keys(pre)
+    keys["tokens"] += ["qzq"]  # no merges lead to it
+    keys["token_type"] += [1]
+    path = write_gguf(tmp_path / "m.gguf", "gpt2", add_bos_token=False, **keys)
+    assert (load_tokenizer(path, "gguf").encode("qzq") == [len(keys["tokens"]) - 1]) is whole
+
+
 def test_derived_merges():
     pieces = ["ab", "abc", "bc", "a", "b", "c"]
     assert list(derive_merges(pieces)) == [("a", "b"), ("ab", "c"), ("a", "bc"), ("b", "c")]

@@ -78,6 +78,13 @@ def metaspace() -> Tokenizer:
     return Tokenizer(backend, SPECIAL)
 
 
+def windowed_fallback() -> Tokenizer:
+    """Byte fallback in an order that only the general way of decoding recognises."""
+    backend = byte_fallback_backend()
+    backend.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Replace("\u2581", " "), decoders.Fuse()])
+    return Tokenizer(backend, SPECIAL)
+
+
 def windowed_bytes() -> Tokenizer:
     """A byte-level decoder in a form that only the general way of decoding recognises."""
     backend = byte_level_backend()

@@ -65,7 +65,7 @@ def test_parts_are_joined_and_only_the_model_stays(tmp_path: Path, caplog: pytes
     assert path == tmp_path / "cache/models/tiny/tiny.gguf"
     assert path.read_bytes() == CONTENT
     assert sorted(file.name for file in path.parent.iterdir()) == [".lock", "tiny.gguf", "tiny.gguf.sha256"]
-    assert subprocess.run(["sha256sum", "--check", "--quiet", f"{path}.sha256"], cwd=path.parent).returncode == 0
+    assert Path(f"{path}.sha256").read_text() == f"{ENTRY.sha256}  tiny.gguf\n"  # as sha256sum writes it
     assert "tiny: Mind the terms." in caplog.text
 
 

@@ -63,7 +63,7 @@ def test_equals_the_gguf_package(ggml_type: GGMLType) -> None:
 def test_chunks_do_not_change_the_values(monkeypatch: pytest.MonkeyPatch) -> None:
     raw = torch.from_numpy(random_blocks(GGMLType.Q6_K, 100).reshape(-1))
     whole = dequantize(raw, GGMLType.Q6_K, (100, 256))
-    monkeypatch.setattr(ggml, "CHUNK_ELEMENTS", 7 * 256)  # 100 blocks leave a short last chunk
+    monkeypatch.setattr(ggml, "CPU_CHUNK", 7 * 256)  # 100 blocks leave a short last chunk
     assert torch.equal(dequantize(raw, GGMLType.Q6_K, (100, 256)), whole)
 
 

@@ -9,24 +9,22 @@ from fathom.weights.download import is_cached
 from fathom.weights.resolve import resolve_model
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `pull` to the command line."""
-    parser = subparsers.add_parser("pull", help="download a model", description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `fathom pull`."""
     parser.add_argument(
         "model", nargs="?", default=DEFAULT_MODEL, help="catalogue name or Hugging Face repository (%(default)s)"
     )
     parser.add_argument("--revision", help="branch, tag or commit of a Hugging Face repository")
     parser.add_argument("--list", action="store_true", help="list the catalogue and stop")
-    parser.set_defaults(run=run)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
     """Print the path of the model, downloaded if need be; or the catalogue. Returns the exit status."""
-    if args.list:
+    if options.list:
         for line in _catalogue_lines():
             print(line)
     else:
-        print(resolve_model(args.model, args.revision).path)
+        print(resolve_model(options.model, options.revision).path)
     return 0
 
 

@@ -19,6 +19,7 @@ from fathom.frontend.tokenizer.from_gguf import tokenizer_from_gguf
 from fathom.frontend.tokenizer.tokenizer import ChatTemplate, Tokenizer
 from fathom.weights.gguf import GGUFFile
 
+_ADDED_TOKEN_KEYS = {"content", "single_word", "lstrip", "rstrip", "normalized", "special"}
 _NOT_CONVERTED = ("tokenizer.model", "vocab.json", "tekken.json", "tiktoken.model")
 
 
@@ -100,11 +101,8 @@ def _missing_added_tokens(backend: tokenizers.Tokenizer, config: dict[str, Any])
     """Added tokens that tokenizer_config.json lists and tokenizer.json lacks, by id."""
     listed = config.get("added_tokens_decoder", {})
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
-    return [
-        AddedToken(**listed[token_id])
-        for token_id in sorted(listed, key=int)
-        if _content(listed[token_id]) not in known
-    ]
+    missing = [listed[token_id] for token_id in sorted(listed, key=int) if _content(listed[token_id]) not in known]
+    return [AddedToken(**{key: token[key] for key in _ADDED_TOKEN_KEYS & token.keys()}) for token in missing]
 
 
 def _extra_special_tokens(config: dict[str, Any]) -> Iterator[str]:

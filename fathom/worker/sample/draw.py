@@ -38,7 +38,7 @@ def draw(logits: torch.Tensor, uniforms: np.ndarray) -> torch.Tensor:
 
 def _invert(cumulative: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     total = cumulative[:, -1]
-    # Rounding may bring a number just below 1 up to the total itself, which no entry exceeds.
-    target = torch.minimum(uniforms * total, torch.nextafter(total, torch.zeros_like(total)))
+    # A float64 below 1 is at most 1 - 2**-53, so the product stays below the total even after rounding.
+    target = uniforms * total
     tokens = torch.searchsorted(cumulative, target.unsqueeze(1), right=True).squeeze(1)
     return tokens.masked_fill_(~torch.isfinite(total), NO_TOKEN)
