@@ -99,8 +99,12 @@ class LLM:
         priorities = _one_for_each("priority", 0 if priority is None else priority, len(batch))
         with self._lock:
             ids = [str(next(self._request_numbers)) for _ in batch]
-            self.llm_engine.add_requests(ids, batch, self._final_only(params), priorities)
-            return self._run(ids, use_tqdm)
+            try:
+                self.llm_engine.add_requests(ids, batch, self._final_only(params), priorities)
+                return self._run(ids, use_tqdm)
+            except BaseException:
+                self._abort_quietly(ids)
+                raise
 
     def chat(
         self,
@@ -191,15 +195,15 @@ class LLM:
     def _run(self, request_ids: list[str], use_tqdm: bool) -> list[RequestOutput]:
         """Step until all of these requests are finished."""
         finished: dict[str, RequestOutput] = {}
+        unfinished = set(request_ids)
         progress = _Progress(len(request_ids), use_tqdm)
         try:
-            while len(finished) < len(request_ids):
+            while unfinished:
                 for output in self.llm_engine.step():
-                    finished[output.request_id] = output
-                    progress.add(output)
-        except BaseException:
-            self._abort_quietly(request_ids)
-            raise
+                    if output.request_id in unfinished:
+                        unfinished.remove(output.request_id)
+                        finished[output.request_id] = output
+                        progress.add(output)
         finally:
             progress.close()
         failed = [output for output in finished.values() if any(answer.error for answer in output.outputs)]

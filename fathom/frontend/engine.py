@@ -81,13 +81,17 @@ class LLMEngine(ControlMixin):
         """Queue a batch: all of it, or, if anything in it is wrong, nothing.
 
         Raises:
-            ValidationError: a prompt or a parameter is wrong, or a request id is in use.
+            ValidationError: a prompt or a parameter is wrong, or a request id is in use. EngineDeadError: it is gone.
         """
         requests = self.input_processor.process(request_ids, prompts, params, priorities)
         engine_ids = self.output_processor.add_requests(requests)
-        for start in range(0, len(requests), REQUESTS_PER_MESSAGE):
-            end = start + REQUESTS_PER_MESSAGE
-            self.engine_core.add_requests(build_add_message(requests[start:end], engine_ids[start:end]))
+        try:
+            for start in range(0, len(requests), REQUESTS_PER_MESSAGE):
+                end = start + REQUESTS_PER_MESSAGE
+                self.engine_core.add_requests(build_add_message(requests[start:end], engine_ids[start:end]))
+        except BaseException:
+            self.abort_request(list(request_ids))
+            raise
 
     def step(self) -> list[RequestOutput]:
         """Wait for one step of the engine and return what it gave; [] without waiting if nothing is unfinished."""

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -21,6 +21,7 @@ from fathom.params import SamplingParams
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """A text, token ids, {"prompt": text} or {"prompt_token_ids": ids}, each with an optional "cache_salt"."""
 
+T = TypeVar("T")
 _PROMPT_KEYS = frozenset({"prompt", "prompt_token_ids", "cache_salt"})
 
 
@@ -86,6 +87,8 @@ class InputProcessor:
         texts, token_ids, salts = self._read_prompts(prompts)
         arrival_time = time.time()
         requests = []
+        request_ids = _as_sent("request_id", list(request_ids), list[str])
+        priorities = _as_sent("priority", list(priorities or [0] * len(request_ids)), list[int])
         for index, request_id in enumerate(request_ids):
             self._check_length(token_ids[index])
             requests.append(
@@ -96,7 +99,7 @@ class InputProcessor:
                     params=prepared[index],
                     seed=self._seed(prepared[index]),
                     arrival_time=arrival_time,
-                    priority=priorities[index] if priorities is not None else 0,
+                    priority=priorities[index],
                     cache_salt=salts[index],
                 )
             )
@@ -216,9 +219,10 @@ class InputProcessor:
                         parameter=name,
                         value=token_id,
                     )
-        return msgspec.structs.replace(
+        complete = msgspec.structs.replace(
             params, eos_token_ids=self._eos_token_ids, bad_words_token_ids=self._encode_bad_words(params)
         )
+        return _as_sent("sampling_params", complete, SamplingParams)
 
     def _check_logprobs(self, name: str, wanted: int | None) -> None:
         if wanted is None or self._max_logprobs == -1:
@@ -252,3 +256,11 @@ class InputProcessor:
 
     def _seed(self, params: SamplingParams) -> int:
         return self._seeds.getrandbits(63) if params.seed is None else params.seed
+
+
+def _as_sent(name: str, value: T, kind: type[T]) -> T:
+    """The value as the engine will read it. What it could not read, it could not answer either."""
+    try:
+        return msgspec.msgpack.decode(msgspec.msgpack.encode(value), type=kind)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise ValidationError(f"{name} does not hold what it should: {error}", parameter=name, value=value) from None

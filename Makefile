@@ -1,0 +1,42 @@
+# Two commands:  make run   answers a question with a real model;  make test   passes the whole suite.
+# Both set up .venv on their first run. PROMPT="..." make run  asks something else.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+PROMPT ?= What is a fathom, and who used it?
+export PROMPT
+
+.PHONY: run test lint clean
+
+run: $(VENV)/.installed
+	@$(BIN)/fathom generate "$$PROMPT"
+
+test: $(VENV)/.installed-test
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(VENV)/.installed-lint
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Fathom needs Python 3.11 or newer; set PYTHON=...")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(PIP) install -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/.installed-test: $(VENV)/.installed
+	$(PIP) install -c constraints.txt -e '.[test]'
+	@touch $@
+
+$(VENV)/.installed-lint: $(VENV)/.installed
+	$(PIP) install -c constraints.txt -e '.[test,lint]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV)
