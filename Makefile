@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-PROMPT ?= What is a fathom, and who used it?
+PROMPT ?= What is the capital of France, and what is it known for?
 export PROMPT
 
 .PHONY: run test lint clean

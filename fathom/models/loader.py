@@ -77,7 +77,9 @@ def _load_weights(model: CausalLM, checkpoint: Checkpoint, resolved: ResolvedMod
             value=resolved.name,
             hint="The weights and the config must come from the same model.",
         )
-    for name, target in tqdm(targets.items(), desc="Loading weights", unit="tensor", disable=not show_progress):
+    for name, target in tqdm(
+        targets.items(), desc="Loading weights", unit="tensor", delay=0.5, disable=not show_progress
+    ):
         tensor = checkpoint.load(name)
         if target.transform is not None:
             tensor = target.transform(tensor, model.config)

@@ -96,8 +96,8 @@ def _remove_stale_folders(root: Path) -> None:
         owner = folder.name[len(_PREFIX) :].split("-", 1)[0]
         try:
             found = folder.lstat()
-        except OSError:
+            old = time.time() - found.st_mtime > _STALE_AFTER_S
+            if old and found.st_uid == os.getuid() and owner.isdecimal() and not psutil.pid_exists(int(owner)):
+                remove_socket_folder(folder)
+        except (OSError, OverflowError):  # gone meanwhile, or a number that is no process id
             continue
-        old = time.time() - found.st_mtime > _STALE_AFTER_S
-        if old and owner.isdigit() and found.st_uid == os.getuid() and not psutil.pid_exists(int(owner)):
-            remove_socket_folder(folder)

@@ -45,9 +45,7 @@ def test_running_requests_come_before_waiting_ones() -> None:
 
 
 def test_without_chunked_prefill_a_prompt_that_does_not_fit_stops_admission() -> None:
-    scheduler = make_scheduler(
-        kv_config(64), max_num_batched_tokens=16, enable_chunked_prefill=False, max_model_len=16
-    )
+    scheduler = make_scheduler(kv_config(64), max_num_batched_tokens=16, enable_chunked_prefill=False, max_model_len=16)
     for request_id, length in (("a", 10), ("b", 9), ("c", 2)):
         scheduler.add_requests(request(request_id, [ord(request_id)] * length))
     assert scheduler.schedule().num_scheduled_tokens == {"a": 10}  # c would fit, but b is before it

@@ -67,9 +67,7 @@ class Driver:
         priority = self.chance.randrange(3) if self.policy == "priority" else 0
         salt = self.chance.choice([None, None, "tenant"])
         assert (
-            self.scheduler.add_requests(
-                request(request_id, prompt, max_tokens, priority=priority, cache_salt=salt)
-            )
+            self.scheduler.add_requests(request(request_id, prompt, max_tokens, priority=priority, cache_salt=salt))
             == []
         )
         self.expected[request_id] = expected_answer(prompt, min(max_tokens, self.max_model_len - len(prompt)))

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import logging
 import sys
 
 from fathom.entrypoints.cli.engine_flags import add_engine_flags, config_from_flags
-from fathom.entrypoints.cli.stream import Conversation, add_sampling_flags, sampling_from_flags
+from fathom.entrypoints.cli.stream import Conversation, add_sampling_flags, quiet_unless, sampling_from_flags
 from fathom.errors import ClientError
 
 
@@ -21,8 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Read questions and print answers until the input ends. Ctrl-C ends an answer, a second one the conversation."""
-    if not options.verbose:
-        logging.getLogger("fathom").setLevel(logging.WARNING)
+    quiet_unless(options.verbose)
     config = config_from_flags(options)
     params = sampling_from_flags(options)
     with contextlib.suppress(ImportError):

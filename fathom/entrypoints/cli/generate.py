@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import sys
 
 from fathom.entrypoints.cli.engine_flags import add_engine_flags, config_from_flags
-from fathom.entrypoints.cli.stream import Conversation, add_sampling_flags, sampling_from_flags
+from fathom.entrypoints.cli.stream import Conversation, add_sampling_flags, quiet_unless, sampling_from_flags
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,10 +19,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the answer to standard output and what it cost to standard error."""
-    if not options.verbose:
-        logging.getLogger("fathom").setLevel(logging.WARNING)
+    quiet_unless(options.verbose)
     prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
-    config = config_from_flags(options, show_progress=options.verbose)
+    config = config_from_flags(options)
     params = sampling_from_flags(options)
     with Conversation(config) as conversation:
         answer = conversation.complete(prompt, params) if options.raw else conversation.ask(prompt, params)

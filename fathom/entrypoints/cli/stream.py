@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from dataclasses import dataclass
@@ -15,6 +16,10 @@ from fathom.frontend.chat_template import render_chat
 from fathom.frontend.engine import LLMEngine
 from fathom.frontend.input_processor import Prompt
 from fathom.params import RequestOutputKind, SamplingParams
+
+
+CALM = 0.2
+"""Temperature at a prompt where the model names none: people who type a question want the likely answer."""
 
 
 @dataclass(frozen=True)
@@ -102,11 +107,17 @@ class Conversation:
         )
 
 
+def quiet_unless(verbose: bool) -> None:
+    """Only warnings from here and from the engine's process, unless the user asked or set a level."""
+    if not verbose:
+        os.environ.setdefault("FATHOM_LOGGING_LEVEL", "WARNING")
+
+
 def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
     """Flags of the sampling parameters that matter at a prompt."""
     group = parser.add_argument_group("sampling")
     group.add_argument("--max-tokens", type=int, help="most tokens of an answer (default: 256)")
-    group.add_argument("--temperature", type=float, help="0 is greedy (default: the model's, else 1)")
+    group.add_argument("--temperature", type=float, help=f"0 is greedy (default: the model's, else {CALM})")
     group.add_argument("--top-p", type=float)
     group.add_argument("--top-k", type=int)
     group.add_argument("--min-p", type=float)
@@ -126,7 +137,8 @@ def sampling_from_flags(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _merge(defaults: SamplingParams, given: dict[str, Any]) -> SamplingParams:
-    fields = {
-        name: getattr(defaults, name) for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-    }
+    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+    fields = {name: getattr(defaults, name) for name in names}
+    if fields["temperature"] == SamplingParams().temperature:
+        fields["temperature"] = CALM
     return SamplingParams(**(fields | given), output_kind=RequestOutputKind.DELTA)
