@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -38,18 +40,16 @@ class ModelOptions:
     max_model_len: int | None = option(None, "Longest sequence, prompt and answer; default: what the model allows.")
     seed: int | None = option(
         None,
-        "Seed of requests that bring none of their own, and of dummy weights; None: a new one each start.",
+        "Seed of requests that bring none of their own; None: a new one each start.",
     )
-    generation_config: str = option(
+    generation_config: Literal["auto", "none"] = option(
         "auto", "auto: take sampling defaults from the model's generation_config.json; none: ignore the file."
     )
-    served_model_name: str | None = option(None, "Name under which the model is served; default: the model's.")
     max_logprobs: int = option(20, "Most logprobs a request may ask for; -1: the whole vocabulary.")
     logprobs_mode: Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"] = option(
         "raw_logprobs", "What logprobs report: before (raw) or after (processed) filters and temperature."
     )
     logits_processors: tuple[str, ...] = option((), "Custom logits processors, as module:Class.")
-    enforce_eager: bool = option(False, "Never capture CUDA graphs (none are captured yet).")
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class RuntimeOptions:
     ready_timeout_s: float | None = option(
         None, "Seconds to wait for the engine process; default FATHOM_ENGINE_READY_TIMEOUT_S, else 600."
     )
-    disable_log_stats: bool = option(False, "Do not collect scheduler statistics.")
+    disable_log_stats: bool = option(False, "Neither collect nor log what the scheduler does.")
     show_progress: bool = option(True, "Show progress bars on long work such as loading weights.")
 
 
@@ -149,10 +149,12 @@ def unknown_option(name: str) -> str:
 
 
 def _check_type(name: str, value: Any, expected: Any) -> Any:
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
     alternatives = get_args(expected) if get_origin(expected) not in (Literal, tuple, None) else (expected,)
     for alternative in alternatives:
         if get_origin(alternative) is Literal:
-            if value in get_args(alternative):
+            if isinstance(value, str) and value in get_args(alternative):
                 return value
         elif get_origin(alternative) is tuple:
             if isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value):
@@ -176,8 +178,8 @@ def _type_words(alternatives: tuple[Any, ...]) -> str:
     return " or ".join(words)
 
 
-_MINIMUM = {
-    "max_model_len": 1,
+_SMALLEST = {
+    "max_model_len": 2,  # a token of the prompt and one of the answer
     "max_num_seqs": 1,
     "max_num_batched_tokens": 1,
     "block_size": 1,
@@ -186,23 +188,21 @@ _MINIMUM = {
     "max_logprobs": -1,
     "num_threads": 1,
 }
+_INT64 = 2**63 - 1  # what crosses the process boundary
 
 
 def _check_ranges(config: EngineConfig) -> None:
-    for name, low in _MINIMUM.items():
-        value = getattr(getattr(config, _OPTION_HOME[name][0]), name)
-        if value is not None and value < low:
-            raise ConfigError(f"{name} must be at least {low}, got {value}.", parameter=name, value=value)
-    share = config.cache.gpu_memory_utilization
-    if not 0 < share <= 1:
-        raise ConfigError(
-            f"gpu_memory_utilization must be in (0, 1], got {share}.",
-            parameter="gpu_memory_utilization",
-            value=share,
-        )
-    if config.model.generation_config not in ("auto", "none"):
-        raise ConfigError(
-            f"generation_config must be 'auto' or 'none', got {config.model.generation_config!r}.",
-            parameter="generation_config",
-            value=config.model.generation_config,
-        )
+    for name, (home, _) in _OPTION_HOME.items():
+        value = getattr(getattr(config, home), name)
+        if isinstance(value, int):
+            low = _SMALLEST.get(name, -_INT64)
+            _require(low <= value <= _INT64, name, value, f"must be {f'at least {low}' if value < low else 'less'}")
+    share, timeout = config.cache.gpu_memory_utilization, config.runtime.ready_timeout_s
+    _require(0 < share <= 1, "gpu_memory_utilization", share, "must be in (0, 1]")
+    in_time = timeout is None or 0 < timeout < math.inf
+    _require(in_time, "ready_timeout_s", timeout, "must be a positive number of seconds")
+
+
+def _require(holds: bool, name: str, value: Any, rule: str) -> None:
+    if not holds:
+        raise ConfigError(f"{name} {rule}, got {value}.", parameter=name, value=value)

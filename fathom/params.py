@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Iterable, Mapping
 from enum import IntEnum
+from numbers import Real
+from operator import index
 from typing import Any
 
 import msgspec
@@ -23,6 +26,7 @@ MIN_TEMPERATURE = 1e-2
 MAX_TEMPERATURE = 2.0
 MAX_N = 16_384
 MAX_STOP_STRINGS = 1024
+MAX_LOGIT_BIAS = 100.0
 
 
 class RequestOutputKind(IntEnum):
@@ -92,7 +96,9 @@ class SamplingParams(msgspec.Struct, omit_defaults=True):
 
     def __post_init__(self) -> None:
         self._normalise()
+        self._check_types()
         self._check_numbers()
+        self._settle_temperature()
         self._check_stops()
         self._check_lists()
 
@@ -120,10 +126,6 @@ class SamplingParams(msgspec.Struct, omit_defaults=True):
             self.seed = None
         if isinstance(self.stop, str):
             self.stop = [self.stop]
-        elif self.stop is not None:
-            self.stop = list(self.stop)
-        if self.stop_token_ids is not None:
-            self.stop_token_ids = list(dict.fromkeys(self.stop_token_ids))
         if self.logprobs is True:
             self.logprobs = 1
         if self.prompt_logprobs is True:
@@ -132,37 +134,44 @@ class SamplingParams(msgspec.Struct, omit_defaults=True):
             # Every prompt position needs its logits, so none may be taken from the prefix cache.
             self.skip_reading_prefix_cache = True
 
+    def _check_types(self) -> None:
+        for name in _FLAGS:
+            if not isinstance(getattr(self, name), bool):
+                raise _invalid(name, getattr(self, name), "must be True or False")
+        if self.skip_reading_prefix_cache not in (None, False, True):
+            raise _invalid("skip_reading_prefix_cache", self.skip_reading_prefix_cache, "must be True, False or None")
+        if self.extra_args is not None and not isinstance(self.extra_args, dict):
+            raise _invalid("extra_args", self.extra_args, "must be a dictionary")
+        try:
+            self.output_kind = RequestOutputKind(self.output_kind)
+        except ValueError:
+            raise _invalid("output_kind", self.output_kind, "must be a RequestOutputKind") from None
+
     def _check_numbers(self) -> None:
-        _require_int("n", self.n, 1, MAX_N)
-        _require_float("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _require_float("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _require_float("repetition_penalty", self.repetition_penalty, 0.0, math.inf, low_open=True)
-        _require_float("temperature", self.temperature, 0.0, MAX_TEMPERATURE)
-        _require_float("top_p", self.top_p, 0.0, 1.0, low_open=True)
-        _require_int("top_k", self.top_k, -1, None, hint="Use 0 or -1 to consider all tokens.")
-        _require_float("min_p", self.min_p, 0.0, 1.0)
+        self.n = _integer("n", self.n, 1, MAX_N)
+        self.presence_penalty = _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        self.frequency_penalty = _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        self.repetition_penalty = _number("repetition_penalty", self.repetition_penalty, 0.0, math.inf, low_open=True)
+        self.temperature = _number("temperature", self.temperature, 0.0, MAX_TEMPERATURE)
+        self.top_p = _number("top_p", self.top_p, 0.0, 1.0, low_open=True)
+        self.top_k = _integer("top_k", self.top_k, -1, None, hint="Use 0 or -1 to consider all tokens.")
+        self.min_p = _number("min_p", self.min_p, 0.0, 1.0)
         if self.seed is not None:
-            _require_int("seed", self.seed, -(2**63), 2**64 - 1)
+            self.seed = _integer("seed", self.seed, -(2**63), 2**64 - 1)
         if self.max_tokens is not None:
-            _require_int("max_tokens", self.max_tokens, 1, None)
-        _require_int("min_tokens", self.min_tokens, 0, None)
+            self.max_tokens = _integer("max_tokens", self.max_tokens, 1, None, hint="None means as many as fit.")
+        self.min_tokens = _integer("min_tokens", self.min_tokens, 0, None)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise _invalid("min_tokens", self.min_tokens, f"must be at most max_tokens={self.max_tokens}")
-        for name in ("logprobs", "prompt_logprobs"):
-            value = getattr(self, name)
-            if value is not None:
-                _require_int(name, value, -1, None, hint="-1 means the whole vocabulary.")
-        self._settle_temperature()
+        if self.logprobs is not None:
+            self.logprobs = _integer("logprobs", self.logprobs, -1, None, hint=_ALL_LOGPROBS)
+        if self.prompt_logprobs is not None:
+            self.prompt_logprobs = _integer("prompt_logprobs", self.prompt_logprobs, -1, None, hint=_ALL_LOGPROBS)
 
     def _settle_temperature(self) -> None:
         if self.is_greedy:
             if self.n > 1:
-                raise _invalid(
-                    "n",
-                    self.n,
-                    "must be 1 when using greedy sampling",
-                    f"n must be 1 when using greedy sampling, got {self.n}.",
-                )
+                raise _invalid("n", self.n, "must be 1 when using greedy sampling")
             self.top_p, self.top_k, self.min_p = 1.0, 0, 0.0
         elif self.temperature < MIN_TEMPERATURE:
             logger.warning("temperature %s is below %s and was raised to it", self.temperature, MIN_TEMPERATURE)
@@ -171,61 +180,93 @@ class SamplingParams(msgspec.Struct, omit_defaults=True):
             self.top_k = 0
 
     def _check_stops(self) -> None:
-        for stop in self.stop_strings:
-            if not isinstance(stop, str) or not stop:
-                raise _invalid("stop", stop, "must hold non-empty strings")
+        if self.stop is not None:
+            self.stop = _texts("stop", self.stop)
         if len(self.stop_strings) > MAX_STOP_STRINGS:
             raise _invalid("stop", len(self.stop_strings), f"may hold at most {MAX_STOP_STRINGS} strings")
         if self.stop_strings and not self.detokenize:
             raise _invalid("stop", self.stop, "needs detokenize=True, since stop strings are matched on text")
-        for token_id in self.stop_token_ids or ():
-            _require_int("stop_token_ids", token_id, 0, None)
+        if self.stop_token_ids is not None:
+            self.stop_token_ids = list(dict.fromkeys(_token_ids("stop_token_ids", self.stop_token_ids)))
 
     def _check_lists(self) -> None:
         if self.logit_bias is not None:
-            self.logit_bias = {
-                _token_id("logit_bias", key): _clamp_bias(value) for key, value in self.logit_bias.items()
-            }
+            if not isinstance(self.logit_bias, Mapping):
+                raise _invalid("logit_bias", self.logit_bias, "must map token ids to numbers")
+            self.logit_bias = {_bias_key(key): _clamped_bias(value) for key, value in self.logit_bias.items()}
         if self.allowed_token_ids is not None:
+            self.allowed_token_ids = _token_ids("allowed_token_ids", self.allowed_token_ids)
             if not self.allowed_token_ids:
                 raise _invalid("allowed_token_ids", [], "must not be empty; leave it out to allow every token")
-            for token_id in self.allowed_token_ids:
-                _require_int("allowed_token_ids", token_id, 0, None)
-        for word in self.bad_words or ():
-            if not isinstance(word, str) or not word:
-                raise _invalid("bad_words", word, "must hold non-empty strings")
+        if self.bad_words is not None:
+            self.bad_words = _texts("bad_words", self.bad_words)
 
 
-def _invalid(name: str, value: object, rule: str, message: str | None = None) -> ValidationError:
-    return ValidationError(message or f"{name} {rule}, got {value!r}.", parameter=name, value=value)
+_FLAGS = (
+    "ignore_eos",
+    "detokenize",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "include_stop_str_in_output",
+)
+_ALL_LOGPROBS = "-1 means the whole vocabulary."
 
 
-def _require_int(name: str, value: object, low: int, high: int | None, hint: str = "") -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
+def _invalid(name: str, value: object, rule: str, hint: str | None = None) -> ValidationError:
+    return ValidationError(f"{name} {rule}, got {value!r}.", parameter=name, value=value, hint=hint)
+
+
+def _integer(name: str, value: Any, low: int, high: int | None, hint: str | None = None) -> int:
+    """The value as an int: whatever counts as an integer, numpy's too, but no bool."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise _invalid(name, value, "must be an integer")
-    if value < low or (high is not None and value > high):
+    number = index(value)
+    if number < low or (high is not None and number > high):
         bounds = f"must be at least {low}" if high is None else f"must be in [{low}, {high}]"
-        raise ValidationError(f"{name} {bounds}, got {value}.", parameter=name, value=value, hint=hint or None)
+        raise _invalid(name, number, bounds, hint)
+    return number
 
 
-def _require_float(name: str, value: object, low: float, high: float, low_open: bool = False) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+def _number(name: str, value: Any, low: float, high: float, low_open: bool = False) -> float:
+    """The value as a float: any real number, numpy's too, but no bool."""
+    try:
+        number = float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
         raise _invalid(name, value, "must be a finite number")
-    if value < low or value > high or (low_open and value == low):
+    if number < low or number > high or (low_open and number == low):
         bracket = "(" if low_open else "["
         closing = "inf)" if math.isinf(high) else f"{high:g}]"
-        raise _invalid(name, value, f"must be in {bracket}{low:g}, {closing}")
+        raise _invalid(name, number, f"must be in {bracket}{low:g}, {closing}")
+    return number
 
 
-def _token_id(name: str, key: object) -> int:
-    try:
-        token_id = int(key)  # type: ignore[call-overload]
-    except (TypeError, ValueError):
-        raise _invalid(name, key, "must map token ids to numbers") from None
-    _require_int(name, token_id, 0, None)
-    return int(token_id)
+def _items(name: str, value: Any, what: str) -> list[Any]:
+    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
+        raise _invalid(name, value, f"must be a list of {what}")
+    return list(value)
 
 
-def _clamp_bias(value: object) -> float:
-    _require_float("logit_bias", value, -math.inf, math.inf)
-    return max(-100.0, min(100.0, float(value)))  # type: ignore[arg-type]
+def _texts(name: str, value: Any) -> list[str]:
+    """A copy of a list of strings, none of them empty."""
+    texts = _items(name, value, "strings")
+    for text in texts:
+        if not isinstance(text, str) or not text:
+            raise _invalid(name, text, "must hold non-empty strings")
+    return texts
+
+
+def _token_ids(name: str, value: Any) -> list[int]:
+    return [_integer(name, token_id, 0, None) for token_id in _items(name, value, "token ids")]
+
+
+def _bias_key(key: Any) -> int:
+    """A token id, also as the string that it becomes as a key of JSON."""
+    if isinstance(key, str) and key.strip().isdecimal():
+        key = int(key)
+    return _integer("logit_bias", key, 0, None)
+
+
+def _clamped_bias(value: Any) -> float:
+    return max(-MAX_LOGIT_BIAS, min(MAX_LOGIT_BIAS, _number("logit_bias", value, -math.inf, math.inf)))

@@ -25,6 +25,7 @@ from typing import Any
 import zmq
 
 from fathom.client.base import raise_remote
+from fathom.client.interrupts import InterruptsDeferred
 from fathom.errors import EngineDeadError, EngineStartError
 from fathom.wire.codec import Decoder, Encoder
 from fathom.wire.messages import (
@@ -159,10 +160,11 @@ class EngineProcess:
         self.check_alive()
         frames = self._encoder.encode(message)
         try:
-            send(self.input, [ENGINE_IDENTITY, *frames])
+            with InterruptsDeferred():
+                send(self.input, [ENGINE_IDENTITY, *frames])
         except zmq.ZMQError as error:
             raise self.death() from error
-        except BaseException:  # Ctrl-C with half of a message sent: what follows would be taken for its other half
+        except BaseException:  # another signal's, with half of a message sent: the next would be taken for its rest
             self.close()
             raise
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import traceback
 from typing import Any
 
+import msgspec
+
 from fathom.core.scheduler.scheduler import Scheduler
 from fathom.errors import FathomError, ValidationError
 from fathom.executor.base import Executor
-from fathom.wire.messages import RemoteError, SchedulerStats, UtilityCall, UtilityReply
+from fathom.wire.messages import RemoteError, UtilityCall, UtilityReply
 
 
 class ControlOperations:
@@ -30,8 +32,9 @@ class ControlOperations:
         self._scheduler.kv_cache.reset_prefix_cache()
         return True
 
-    def get_stats(self) -> SchedulerStats:
-        return self._scheduler.stats()
+    def get_stats(self) -> dict[str, Any]:
+        """SchedulerStats as a dictionary, since a reply's result has no type that would bring the names back."""
+        return msgspec.structs.asdict(self._scheduler.stats())
 
     def start_profile(self, folder: str) -> None:
         """Record every step with torch's profiler until stop_profile writes the trace to `folder`."""

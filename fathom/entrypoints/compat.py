@@ -25,14 +25,13 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "speculative_config": (None,),
     "compilation_config": (None,),
     "hf_overrides": (None,),
-    "trust_remote_code": (False, True),
+    "trust_remote_code": (False, True),  # code that comes with a checkpoint is never run
+    "enforce_eager": (False, True),  # no graphs are captured yet, so every step is eager
 }
 
 
 def check_vllm_options(options: dict[str, Any]) -> dict[str, Any]:
     """The options without those that Fathom can leave out.
-
-    trust_remote_code may be anything, since Fathom never runs code that comes with a checkpoint.
 
     Raises:
         ConfigError: one asks for something that Fathom does not do.

@@ -56,10 +56,11 @@ class LLM:
         *,
         seed: int | None = 0,
         logits_processors: Sequence[str | type] | None = None,
+        disable_log_stats: bool = True,
         **options: Any,
     ) -> None:
         options = check_vllm_options(options)
-        config = EngineConfig.from_options(model=str(model), seed=seed, **options)
+        config = EngineConfig.from_options(model=str(model), seed=seed, disable_log_stats=disable_log_stats, **options)
         if logits_processors:
             names = processor_names(logits_processors, own_process=uses_own_process(config))
             config = config.replace(logits_processors=names)

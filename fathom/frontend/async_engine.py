@@ -18,9 +18,9 @@ from fathom.frontend.add_message import build_add_message
 from fathom.frontend.control import ControlMixin
 from fathom.frontend.input_processor import Prompt
 from fathom.frontend.output_processor import OutputProcessor
+from fathom.frontend.stats import StatsLogger
 from fathom.outputs import RequestOutput
 from fathom.params import SamplingParams
-from fathom.wire.messages import SchedulerStats
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class AsyncLLM(ControlMixin):
         self.engine_core = client
         self.input_processor = boot.make_input_processor(prepared, self.config, tokenizer)
         self.output_processor = OutputProcessor(tokenizer)
-        self.last_stats: SchedulerStats | None = None
+        self.stats = StatsLogger()
         self._queues: dict[str, _Queue] = {}
         self._dead: FathomError | None = None
         self._handler = asyncio.create_task(self._handle_outputs(), name="output handler")
@@ -134,8 +134,7 @@ class AsyncLLM(ControlMixin):
         try:
             while True:
                 step = await self.engine_core.get_outputs()
-                if step.stats is not None:
-                    self.last_stats = step.stats
+                self.stats.add(step)
                 result = self.output_processor.process_outputs(step)
                 for output in result.request_outputs:
                     self._deliver(output)

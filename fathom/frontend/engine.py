@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Sequence
@@ -10,14 +11,15 @@ from typing import Any
 from fathom.client.base import EngineCoreClient
 from fathom.client.launch import EngineProcess
 from fathom.config import EngineConfig
+from fathom.errors import EngineDeadError
 from fathom.frontend import boot
 from fathom.frontend.add_message import build_add_message
 from fathom.frontend.control import ControlMixin
 from fathom.frontend.input_processor import Prompt
 from fathom.frontend.output_processor import OutputProcessor
+from fathom.frontend.stats import StatsLogger
 from fathom.outputs import RequestOutput
 from fathom.params import SamplingParams
-from fathom.wire.messages import SchedulerStats
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +55,7 @@ class LLMEngine(ControlMixin):
         self.model_config = prepared.setup.model_config
         self.input_processor = boot.make_input_processor(prepared, self.config, self.tokenizer)
         self.output_processor = OutputProcessor(self.tokenizer)
-        self.last_stats: SchedulerStats | None = None
+        self.stats = StatsLogger()
         logger.info("engine ready in %.2f s", time.perf_counter() - started)
 
     def add_request(
@@ -90,7 +92,8 @@ class LLMEngine(ControlMixin):
                 end = start + REQUESTS_PER_MESSAGE
                 self.engine_core.add_requests(build_add_message(requests[start:end], engine_ids[start:end]))
         except BaseException:
-            self.abort_request(list(request_ids))
+            with contextlib.suppress(EngineDeadError):
+                self.abort_request(list(request_ids))
             raise
 
     def step(self) -> list[RequestOutput]:
@@ -98,8 +101,7 @@ class LLMEngine(ControlMixin):
         if not self.has_unfinished_requests():
             return []
         step = self.engine_core.get_outputs()
-        if step.stats is not None:
-            self.last_stats = step.stats
+        self.stats.add(step)
         result = self.output_processor.process_outputs(step)
         if result.to_abort:
             self.engine_core.abort_requests(result.to_abort)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fathom.config import DEFAULT_MODEL
+
 
 @dataclass(frozen=True)
 class CataloguePart:
@@ -41,8 +43,6 @@ class CatalogueEntry:
     licence: str
     notice: str | None = None
 
-
-DEFAULT_MODEL = "smollm2-135m"
 
 GEMMA_NOTICE = (
     "Gemma is provided under and subject to the Gemma Terms of Use found at "

@@ -7,6 +7,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
+import numpy as np
 import torch
 
 from fathom.config import EngineConfig
@@ -48,15 +49,17 @@ class CPUDevice(Device):
                 torch.set_num_interop_threads(1)
 
     def kv_cache_memory(self, run_largest_batch: Callable[[], None]) -> int:
-        return int(detect_hardware().available_memory * CPU_KV_MEMORY_SHARE)
+        available = detect_hardware().available_memory
+        logger.info(
+            "KV cache may take %.0f %% of the %.1f GiB that are available", 100 * CPU_KV_MEMORY_SHARE, available / 2**30
+        )
+        return int(available * CPU_KV_MEMORY_SHARE)
 
     def synchronize(self) -> None:
         """Nothing runs behind our back."""
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         # numpy asks the system for zeroed pages, which cost nothing until they are used.
-        import numpy as np
-
         size = int(np.prod(shape)) * dtype.itemsize
         return torch.from_numpy(np.zeros(size, dtype=np.uint8)).view(dtype).view(shape)
 

@@ -153,6 +153,23 @@ def test_custom_processors_see_masks_and_bias_but_no_penalty() -> None:
     assert seen[0][0].tolist() == [-inf, 4.0, 1.0, -inf, -inf, -inf, -inf, -inf]
 
 
+def test_rows_that_sample_nothing_hold_token_0_and_nothing_else() -> None:
+    seen: list[torch.Tensor] = []
+
+    class Spy(OneToken):
+        def apply(self, logits: torch.Tensor) -> torch.Tensor:
+            seen.append(logits.clone())
+            return logits
+
+    logits = random_logits(3, VOCAB)
+    logits[2, 3] = float("nan")
+    sampler = make_sampler([GREEDY] * 3, VOCAB, custom=[Spy(context(VOCAB), CPU, False)])
+    run(sampler, logits, active=[True, False, True])
+    assert torch.equal(seen[0][0], logits[0])
+    for row in (1, 2):
+        assert seen[0][row].tolist() == [0.0, *[-float("inf")] * (VOCAB - 1)]
+
+
 def test_argmax_invariant_processors_are_skipped_by_an_all_greedy_batch() -> None:
     calls = 0
 
@@ -213,6 +230,14 @@ def test_refused_params_fail_their_request_and_the_processor_never_sees_it() -> 
     sampler.update_state(BatchUpdate(2, removed=[2]))
     assert run(sampler, random_logits(2, VOCAB)).errors == {}
     assert processor.tokens == {1: 5}
+
+
+def test_a_refused_request_in_anothers_place_ends_that_ones_state() -> None:
+    processor = one_token()
+    sampler = make_sampler([wanting(3)], VOCAB, custom=[processor])
+    sampler.update_state(BatchUpdate(1, added=[(0, SamplingParams(extra_args={"token": "x"}), [], [])]))
+    assert list(run(sampler, random_logits(1, VOCAB)).errors) == [0]
+    assert processor.tokens == {}
 
 
 class Broken(OneToken):

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from fathom.params import SamplingParams
+from fathom.worker.sample.interface import BatchUpdate, LogitsProcessor, LogitsProcessorContext
 from fathom.worker.sample.logprobs import LogprobsMode, prompt_logprobs
-from tests.sample.helpers import GREEDY, make_sampler, random_logits, run
+from tests.sample.helpers import CPU, GREEDY, context, make_sampler, random_logits, run
 
 VOCAB = 500
 
@@ -60,14 +61,34 @@ def test_processed_scores_show_what_was_cut_off(mode: LogprobsMode) -> None:
     assert np.isneginf(output.logprobs.logprobs[0, 1:]).tolist() == [False, False, True, True]
 
 
+class Sharpen(LogitsProcessor):
+    """Doubles all logits, which keeps the best token."""
+
+    def __init__(self, context: LogitsProcessorContext, device: torch.device, is_pin_memory: bool) -> None:
+        pass
+
+    def is_argmax_invariant(self) -> bool:
+        return True
+
+    def update_state(self, batch_update: BatchUpdate | None) -> None:
+        pass
+
+    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+        return logits * 2.0
+
+
 def test_a_greedy_row_scores_alike_alone_and_beside_random_ones() -> None:
     logits = random_logits(2, VOCAB)
-    greedy = wants(3, temperature=0.0, frequency_penalty=0.5)
-    alone = run(make_sampler([greedy], VOCAB, mode="processed_logprobs"), logits[:1])
-    beside = run(make_sampler([greedy, SamplingParams(top_p=0.5)], VOCAB, mode="processed_logprobs"), logits)
+    greedy = wants(3, temperature=0.0, logit_bias={5: 2.0})
+    custom = [Sharpen(context(VOCAB), CPU, False)]
+    alone = run(make_sampler([greedy], VOCAB, mode="processed_logits", custom=custom), logits[:1])
+    both = [greedy, SamplingParams(top_p=0.5)]
+    beside = run(make_sampler(both, VOCAB, mode="processed_logits", custom=custom), logits)
     assert alone.logprobs is not None
     assert beside.logprobs is not None
     assert np.array_equal(alone.logprobs.logprobs, beside.logprobs.logprobs)
+    logits[0, 5] += 2.0
+    assert alone.logprobs.logprobs[0, 0] == 2.0 * logits[0].max()
 
 
 def test_only_rows_that_ask_are_reported_at_the_greatest_width() -> None:

@@ -63,6 +63,7 @@ class Scheduler:
         self._chunked_prefill = options.enable_chunked_prefill
         self._long_prefill = options.long_prefill_token_threshold or self.max_num_batched_tokens
         self._by_priority = options.scheduling_policy == "priority"
+        self._report_stats = not config.runtime.disable_log_stats
         self._num_arrived = 0
         self._num_steps = 0
         self._left_batch: list[str] = []  # ids whose rows the worker must drop
@@ -137,10 +138,11 @@ class Scheduler:
                 self._finish(request)
         if update.any_finished:
             self.running = [request for request in self.running if request.status is RequestStatus.RUNNING]
-        return update.outputs(result, self.stats())
+        return update.outputs(result, self.stats() if self._report_stats else None)
 
     def fail_step(self, step: SchedulerOutput, message: str) -> EngineCoreOutputs:
         """End every request of a step that could not be executed; the others go on."""
+        self._left_batch += step.finished_request_ids  # the worker may not have got as far as dropping them
         errors = dict.fromkeys(step.num_scheduled_tokens, message)
         return self.update_from_output(step, ModelRunnerOutput(sampled_token_ids={}, errors=errors))
 

@@ -47,5 +47,5 @@ class StepUpdate:
         self._outputs.append(output)
         self.any_finished = True
 
-    def outputs(self, result: ModelRunnerOutput, stats: SchedulerStats) -> EngineCoreOutputs:
+    def outputs(self, result: ModelRunnerOutput, stats: SchedulerStats | None) -> EngineCoreOutputs:
         return EngineCoreOutputs(self._outputs, result.logprobs, stats, time.time())

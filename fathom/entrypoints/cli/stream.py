@@ -17,7 +17,6 @@ from fathom.frontend.engine import LLMEngine
 from fathom.frontend.input_processor import Prompt
 from fathom.params import RequestOutputKind, SamplingParams
 
-
 CALM = 0.2
 """Temperature at a prompt where the model names none: people who type a question want the likely answer."""
 

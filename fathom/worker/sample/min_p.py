@@ -16,7 +16,7 @@ class MinP(LogitsProcessor):
     def __init__(self, context: LogitsProcessorContext, device: torch.device, is_pin_memory: bool) -> None:
         self._vocab_size = context.vocab_size
         self._device = device
-        self._min_p = RowValues(context.max_num_seqs, 0.0, np.float32)
+        self._min_p = RowValues(context.max_num_seqs, np.float32)
         self._rows = torch.empty(0, dtype=torch.int64)
         self._log_min_p = torch.empty(0)
 

@@ -73,25 +73,24 @@ class RowStates(Generic[State]):
 class RowValues:
     """One number per row, preallocated for every row that a batch can have.
 
+    A row that has left keeps its number; nothing reads it until the row is added again.
+
     Args:
         max_rows: most rows of a batch.
-        default: value of a row that does not use the parameter.
-        dtype: numpy dtype of the values.
+        dtype: numpy dtype of the numbers.
     """
 
-    def __init__(self, max_rows: int, default: float, dtype: type[np.generic]) -> None:
-        self._default = default
-        self._values = np.full(max_rows, default, dtype)
+    def __init__(self, max_rows: int, dtype: type[np.generic]) -> None:
+        self._values = np.zeros(max_rows, dtype)
 
     def update(self, batch_update: BatchUpdate, value: Callable[[SamplingParams], float]) -> np.ndarray:
-        """Replay a batch update and return the values of the batch's rows: [batch_size], a view."""
+        """Replay a batch update and return the numbers of the batch's rows: [batch_size], a view."""
         values = self._values
-        for row in batch_update.removed:
-            values[row] = self._default
         for row, params, _, _ in batch_update.added:
             values[row] = value(params)
         for source, target, direction in batch_update.moved:
-            displaced = values[target] if direction is MoveDirectionality.SWAP else self._default
+            displaced = values[target]
             values[target] = values[source]
-            values[source] = displaced
+            if direction is MoveDirectionality.SWAP:
+                values[source] = displaced
         return values[: batch_update.batch_size]

@@ -90,7 +90,7 @@ class Sampler:
     ) -> None:
         self._vocab_size = context.vocab_size
         self._mode = logprobs_mode
-        self._num_logprobs = RowValues(context.max_num_seqs, _NO_LOGPROBS, np.int64)
+        self._num_logprobs = RowValues(context.max_num_seqs, np.int64)
         self._row_num_logprobs = np.zeros(0, np.int64)
         self._temperature = Temperature(context, device, False)
 

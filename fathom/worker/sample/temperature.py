@@ -20,7 +20,7 @@ class Temperature(LogitsProcessor):
 
     def __init__(self, context: LogitsProcessorContext, device: torch.device, is_pin_memory: bool) -> None:
         self._device = device
-        self._temperatures = RowValues(context.max_num_seqs, _GREEDY, np.float32)
+        self._temperatures = RowValues(context.max_num_seqs, np.float32)
         self._divisors: torch.Tensor | None = None
         self.is_random = np.zeros(0, np.bool_)
 

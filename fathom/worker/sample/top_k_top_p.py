@@ -30,8 +30,8 @@ class TopKTopP(LogitsProcessor):
     def __init__(self, context: LogitsProcessorContext, device: torch.device, is_pin_memory: bool) -> None:
         self._vocab_size = context.vocab_size
         self._device = device
-        self._top_k = RowValues(context.max_num_seqs, context.vocab_size, np.int64)
-        self._top_p = RowValues(context.max_num_seqs, 1.0, np.float64)
+        self._top_k = RowValues(context.max_num_seqs, np.int64)
+        self._top_p = RowValues(context.max_num_seqs, np.float64)
         self._k_rows = self._p_rows = torch.empty(0, dtype=torch.int64)
         self._k_only = self._k_with_p = self._p = torch.empty(0)
 
