@@ -196,7 +196,8 @@ def _check_ranges(config: EngineConfig) -> None:
         value = getattr(getattr(config, home), name)
         if isinstance(value, int):
             low = _SMALLEST.get(name, -_INT64)
-            _require(low <= value <= _INT64, name, value, f"must be {f'at least {low}' if value < low else 'less'}")
+            _require(value >= low, name, value, f"must be at least {low}")
+            _require(value <= _INT64, name, value, f"must be at most {_INT64}")
     share, timeout = config.cache.gpu_memory_utilization, config.runtime.ready_timeout_s
     _require(0 < share <= 1, "gpu_memory_utilization", share, "must be in (0, 1]")
     in_time = timeout is None or 0 < timeout < math.inf

@@ -42,6 +42,11 @@ def engine_ready_timeout() -> float:
     return seconds
 
 
+def in_engine_process() -> bool:
+    """FATHOM_IN_ENGINE_PROCESS: not for users; 1 in a process that Fathom started for an engine."""
+    return os.environ.get("FATHOM_IN_ENGINE_PROCESS") == "1"
+
+
 def logging_level() -> str:
     """FATHOM_LOGGING_LEVEL: DEBUG, INFO, WARNING, ERROR or CRITICAL; default INFO."""
     value = os.environ.get("FATHOM_LOGGING_LEVEL", "INFO").upper()

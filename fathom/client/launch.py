@@ -24,6 +24,7 @@ from typing import Any
 
 import zmq
 
+from fathom import env
 from fathom.client.base import raise_remote
 from fathom.client.interrupts import InterruptsDeferred
 from fathom.errors import EngineDeadError, EngineStartError
@@ -59,6 +60,11 @@ class EngineProcess:
     """One engine process and the two sockets to it. For one thread at a time, of the process that made it."""
 
     def __init__(self) -> None:
+        if env.in_engine_process():  # by importing the script or module of a logits processor
+            raise EngineStartError(
+                "this code starts an engine while an engine's process imports it.",
+                hint='Put the lines that do so under `if __name__ == "__main__":`.',
+            )
         self.folder = make_socket_folder()
         self._context = zmq.Context()
         self.input = open_socket(self._context, zmq.ROUTER, bind=input_address(self.folder))
@@ -206,7 +212,8 @@ def _spawn(folder: Path) -> tuple[subprocess.Popen[bytes], int]:
     alive_read, alive_write = os.pipe()
     command = [sys.executable, "-P", "-c", _BOOTSTRAP, paths, str(folder), str(alive_read)]
     try:
-        process = subprocess.Popen(command, pass_fds=(alive_read,), stdin=subprocess.DEVNULL)
+        environment = {**os.environ, "FATHOM_IN_ENGINE_PROCESS": "1"}
+        process = subprocess.Popen(command, pass_fds=(alive_read,), stdin=subprocess.DEVNULL, env=environment)
     except OSError:
         os.close(alive_write)
         raise

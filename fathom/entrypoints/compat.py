@@ -2,36 +2,48 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from fathom.errors import ConfigError
-
-logger = logging.getLogger(__name__)
 
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "tensor_parallel_size": (1,),
     "pipeline_parallel_size": (1,),
     "data_parallel_size": (1,),
+    "distributed_executor_backend": (None, "uni", "mp"),
     "quantization": (None,),
     "kv_cache_dtype": ("auto",),
     "cpu_offload_gb": (0,),
-    "swap_space": (0,),
+    "swap_space": (0, 4),
     "skip_tokenizer_init": (False,),
     "tokenizer_mode": ("auto", "hf"),
+    "tokenizer_revision": (None,),
     "runner": ("auto", "generate"),
     "convert": ("auto", "none"),
     "enable_lora": (False,),
     "speculative_config": (None,),
+    "structured_outputs_config": (None,),
     "compilation_config": (None,),
-    "hf_overrides": (None,),
-    "trust_remote_code": (False, True),  # code that comes with a checkpoint is never run
-    "enforce_eager": (False, True),  # no graphs are captured yet, so every step is eager
+    "hf_overrides": (None, {}),
+    "hf_token": (None,),
+    "mm_processor_kwargs": (None, {}),
+    "limit_mm_per_prompt": (None, {}),
+    "allowed_local_media_path": ("",),
+    "trust_remote_code": (False, True),
+    "disable_custom_all_reduce": (False, True),
+}
+
+_OTHER_WORDS = {
+    ("dtype", "half"): "float16",
+    ("dtype", "float"): "float32",
+    ("generation_config", "vllm"): "none",
 }
 
 
 def check_vllm_options(options: dict[str, Any]) -> dict[str, Any]:
-    """The options without those that Fathom can leave out.
+    """The options without those that Fathom can leave out, and with vLLM's other words for a value put into ours.
+
+    trust_remote_code may be anything, since Fathom never runs code that comes with a checkpoint.
 
     Raises:
         ConfigError: one asks for something that Fathom does not do.
@@ -39,7 +51,7 @@ def check_vllm_options(options: dict[str, Any]) -> dict[str, Any]:
     ours = {}
     for name, value in options.items():
         if name not in _NEUTRAL:
-            ours[name] = value
+            ours[name] = _in_our_words(name, value)
         elif value not in _NEUTRAL[name]:
             neutral = " or ".join(repr(item) for item in _NEUTRAL[name])
             raise ConfigError(
@@ -49,3 +61,9 @@ def check_vllm_options(options: dict[str, Any]) -> dict[str, Any]:
                 hint=f"Leave it out, or at {neutral}.",
             )
     return ours
+
+
+def _in_our_words(name: str, value: Any) -> Any:
+    if name == "dtype":
+        value = str(value).removeprefix("torch.")
+    return _OTHER_WORDS.get((name, value), value) if isinstance(value, str) else value

@@ -16,26 +16,31 @@ def processor_names(processors: Sequence[str | type], *, own_process: bool) -> t
         own_process: the worker is in another process, where this script is not `__main__`.
 
     Raises:
-        ConfigError: a class that no name leads to (defined in a function or typed at a prompt).
+        ConfigError: neither class nor name, or a class that no name leads to (made in a function or at a prompt).
     """
+    if isinstance(processors, str) or not isinstance(processors, Sequence):
+        raise _invalid(processors, f"logits_processors must be a list, got {processors!r}.", "Put it in brackets.")
     return tuple(item if isinstance(item, str) else _name(item, own_process) for item in processors)
 
 
 def _name(kind: type, own_process: bool) -> str:
+    if not isinstance(kind, type):
+        way_out = "Pass the class; the engine makes the instance."
+        raise _invalid(kind, f"a logits processor must be a class or its name, got {kind!r}.", way_out)
+    lost = f"the engine cannot import {kind.__qualname__}: it was defined"
     if "<locals>" in kind.__qualname__:
-        raise _unreachable(kind, "it is defined inside a function")
+        raise _invalid(kind, f"{lost} inside a function.", "Move it to the top level of a module.")
     if kind.__module__ != "__main__" or not own_process:
         return f"{kind.__module__}:{kind.__qualname__}"
-    script = getattr(sys.modules["__main__"], "__file__", None)
+    main = sys.modules["__main__"]
+    if main.__spec__ is not None:  # python -m
+        return f"{main.__spec__.name}:{kind.__qualname__}"
+    script = getattr(main, "__file__", None)
     if script is None:
-        raise _unreachable(kind, "it was defined at a prompt")
+        way_out = "Move it to a module, or run the engine in this process with multiprocess=False."
+        raise _invalid(kind, f"{lost} at a prompt.", way_out)
     return f"file:{script}:{kind.__qualname__}"
 
 
-def _unreachable(kind: type, why: str) -> ConfigError:
-    return ConfigError(
-        f"the engine's process cannot import {kind.__qualname__}: {why}.",
-        parameter="logits_processors",
-        value=kind.__qualname__,
-        hint="Move it to the top level of a module, or run the engine in this process with multiprocess=False.",
-    )
+def _invalid(value: object, message: str, way_out: str) -> ConfigError:
+    return ConfigError(message, parameter="logits_processors", value=value, hint=way_out)

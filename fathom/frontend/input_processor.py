@@ -7,15 +7,16 @@ prompt is made of, whether it fits, and the sampling parameters that depend on t
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import index
 from random import Random
 from typing import Any, TypeVar
 
 import msgspec
 
 from fathom.errors import ContextLengthError, ValidationError
-from fathom.frontend.tokenizer.tokenizer import Tokenizer
+from fathom.frontend.tokenizer.tokenizer import Tokenizer, check_text
 from fathom.params import SamplingParams
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
@@ -90,7 +91,7 @@ class InputProcessor:
         request_ids = _as_sent("request_id", list(request_ids), list[str])
         priorities = _as_sent("priority", list(priorities or [0] * len(request_ids)), list[int])
         for index, request_id in enumerate(request_ids):
-            self._check_length(token_ids[index])
+            self._check_prompt(token_ids[index])
             requests.append(
                 ProcessedRequest(
                     request_id=request_id,
@@ -124,47 +125,22 @@ class InputProcessor:
     def _parse(self, prompt: Prompt) -> tuple[str | None, list[int] | None, str | None]:
         if isinstance(prompt, str):
             return prompt, None, None
-        if isinstance(prompt, Mapping):
-            unknown = set(prompt) - _PROMPT_KEYS
-            if unknown:
-                name = sorted(map(str, unknown))[0]
-                raise ValidationError(f"prompts with {name!r} are not supported.", parameter=name)
-            salt = prompt.get("cache_salt")
-            if salt is not None and (not isinstance(salt, str) or not salt):
-                raise ValidationError("cache_salt must be a non-empty string.", parameter="cache_salt", value=salt)
-            text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
-            if ids is not None:
-                return text, self._check_ids(ids), salt
-            if isinstance(text, str):
-                return text, None, salt
+        if not isinstance(prompt, Mapping):
+            return None, _read_ids(prompt), None
+        unknown = {key for key, value in prompt.items() if value is not None} - _PROMPT_KEYS
+        if unknown:
+            name = sorted(map(str, unknown))[0]
+            raise ValidationError(f"prompts with {name!r} are not supported.", parameter=name)
+        text, ids, salt = prompt.get("prompt"), prompt.get("prompt_token_ids"), prompt.get("cache_salt")
+        if salt is not None:
+            _check_salt(salt)
+        if not isinstance(text, str) and (text is not None or ids is None):
             raise ValidationError(
                 "a prompt dictionary needs 'prompt' (a text) or 'prompt_token_ids'.",
                 parameter="prompt",
                 value=text,
             )
-        return None, self._check_ids(prompt), None
-
-    def _check_ids(self, ids: Any) -> list[int]:
-        if not isinstance(ids, Sequence):
-            raise ValidationError(
-                f"a prompt must be a text, a list of token ids or a dictionary, got {type(ids).__name__}.",
-                parameter="prompt",
-                value=ids,
-            )
-        for token_id in ids:
-            if isinstance(token_id, bool) or not isinstance(token_id, int):
-                raise ValidationError(
-                    f"prompt token ids must be integers, got {token_id!r}.",
-                    parameter="prompt_token_ids",
-                    value=token_id,
-                )
-            if not 0 <= token_id < self._vocab_size:
-                raise ValidationError(
-                    f"prompt token id {token_id} is not in the vocabulary of {self._vocab_size}.",
-                    parameter="prompt_token_ids",
-                    value=token_id,
-                )
-        return list(ids)
+        return text, None if ids is None else _read_ids(ids), salt
 
     def _encode(self, texts: list[str]) -> list[list[int]]:
         if not texts:
@@ -177,7 +153,7 @@ class InputProcessor:
             )
         return self.tokenizer.encode_batch(texts)
 
-    def _check_length(self, token_ids: list[int]) -> None:
+    def _check_prompt(self, token_ids: list[int]) -> None:
         if not token_ids:
             raise ValidationError("the prompt is empty.", parameter="prompt", hint="It needs at least one token.")
         if len(token_ids) >= self.max_model_len:
@@ -188,6 +164,14 @@ class InputProcessor:
                 value=len(token_ids),
                 hint=f"Shorten it to {self.max_model_len - 1} tokens, or raise max_model_len if the model allows.",
             )
+        # A tokenizer may know more tokens than the model, so this is not only for ids that a caller gave.
+        for token_id in (min(token_ids), max(token_ids)):
+            if not 0 <= token_id < self._vocab_size:
+                raise ValidationError(
+                    f"prompt token id {token_id} is not in the vocabulary of {self._vocab_size}.",
+                    parameter="prompt_token_ids",
+                    value=token_id,
+                )
 
     # ---------------------------------------------------------------- sampling parameters
 
@@ -209,6 +193,8 @@ class InputProcessor:
                 parameter="sampling_params",
                 value=params,
             )
+        if params.stop and self.tokenizer is None:
+            raise ValidationError("stop needs a tokenizer, and this model has none.", parameter="stop")
         for name in ("logprobs", "prompt_logprobs"):
             self._check_logprobs(name, getattr(params, name))
         for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
@@ -243,19 +229,43 @@ class InputProcessor:
             raise ValidationError("bad_words needs a tokenizer, and this model has none.", parameter="bad_words")
         found: list[list[int]] = []
         for word in params.bad_words:
-            variants = [self.tokenizer.encode(text, add_special_tokens=False) for text in (word, " " + word.lstrip())]
-            if not variants[0]:
-                raise ValidationError(
-                    f"bad_words holds {word!r}, which has no tokens.", parameter="bad_words", value=word
-                )
-            # The form after a space counts only if the space is part of the word's own first token.
-            found += [
-                ids for i, ids in enumerate(variants) if ids not in found and (i == 0 or len(ids) == len(variants[0]))
-            ]
+            for text in (word, " " + word.lstrip()):
+                ids = self.tokenizer.encode(text, add_special_tokens=False)
+                if not ids:
+                    raise ValidationError(
+                        f"bad_words holds {word!r}, which has no tokens.", parameter="bad_words", value=word
+                    )
+                if ids not in found:
+                    found.append(ids)
         return found
 
     def _seed(self, params: SamplingParams) -> int:
         return self._seeds.getrandbits(63) if params.seed is None else params.seed
+
+
+def _read_ids(ids: Any) -> list[int]:
+    """Token ids from a list, an array or a tensor: whatever counts as integers, but no bools."""
+    if isinstance(ids, (str, bytes, Mapping)) or not isinstance(ids, Iterable):
+        raise ValidationError(
+            f"a prompt must be a text, a list of token ids or a dictionary, got {type(ids).__name__}.",
+            parameter="prompt",
+            value=ids,
+        )
+    items = list(ids)
+    for item in items:
+        if isinstance(item, bool) or not hasattr(item, "__index__"):
+            raise ValidationError(
+                f"prompt token ids must be integers, got {item!r}.",
+                parameter="prompt_token_ids",
+                value=item,
+            )
+    return [index(item) for item in items]
+
+
+def _check_salt(salt: Any) -> None:
+    if not isinstance(salt, str) or not salt:
+        raise ValidationError("cache_salt must be a non-empty string.", parameter="cache_salt", value=salt)
+    check_text(salt, "cache_salt")
 
 
 def _as_sent(name: str, value: T, kind: type[T]) -> T:

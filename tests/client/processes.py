@@ -24,8 +24,14 @@ LONG = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
 def make_llm(**options):
     return LLM(MODEL, num_threads=1, show_progress=False, **options)
 
+def generate(llm, prompts=[[5, 6, 7]], params=SHORT):
+    return [output.outputs[0].token_ids for output in llm.generate(prompts, params, use_tqdm=False)]
+
+def generate(llm, prompts=([5, 6, 7],), params=SHORT):
+    return [output.outputs[0].token_ids for output in llm.generate(list(prompts), params, use_tqdm=False)]
+
 def generate_for_long(llm):
-    llm.generate([[i % 300 + 5, 7] for i in range(4000)], LONG, use_tqdm=False)
+    generate(llm, [[i % 300 + 5, 7] for i in range(4000)], LONG)
 
 def say(*words):
     print(*words, flush=True)
@@ -52,6 +58,13 @@ class Script:
         line = self.process.stdout.readline().strip()
         assert line, f"the script ended early: {self.finish()}"
         return line
+
+    def left(self) -> list[psutil.Process]:
+        """What runs of it and of all that it started."""
+        session = self.process.pid
+        return [
+            process for process in psutil.process_iter() if not is_gone(process) and os.getsid(process.pid) == session
+        ]
 
     def engine(self) -> psutil.Process:
         return engine_of(self.process.pid)
