@@ -218,9 +218,12 @@ def _invalid(name: str, value: object, rule: str, hint: str | None = None) -> Va
 
 def _integer(name: str, value: Any, low: int, high: int | None, hint: str | None = None) -> int:
     """The value as an int: whatever counts as an integer, numpy's too, but no bool."""
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
+    if isinstance(value, bool):
         raise _invalid(name, value, "must be an integer")
-    number = index(value)
+    try:
+        number = index(value)
+    except TypeError:
+        raise _invalid(name, value, "must be an integer") from None
     if number < low or (high is not None and number > high):
         bounds = f"must be at least {low}" if high is None else f"must be in [{low}, {high}]"
         raise _invalid(name, number, bounds, hint)

@@ -6,7 +6,7 @@ import logging
 import time
 
 from fathom.core.control import ControlOperations
-from fathom.core.kv_cache.groups import longest_sequence, make_kv_cache_config
+from fathom.core.kv_cache.groups import blocks_per_sequence, longest_sequence, make_kv_cache_config
 from fathom.core.scheduler.scheduler import Scheduler
 from fathom.errors import ServerError
 from fathom.executor.base import Executor
@@ -122,22 +122,24 @@ class EngineCore:
             model.max_model_len,
         )
         if fitted < model.max_model_len:
-            _warn_about_cut(model.max_model_len, fitted, config)
+            blocks = 1 + blocks_per_sequence(
+                config.groups, config.block_size, model.max_model_len, scheduler.max_num_batched_tokens
+            )
+            _warn_about_cut(model.max_model_len, fitted, config, blocks * config.bytes_per_block)
         return config, fitted
 
 
-def _warn_about_cut(wanted: int, fitted: int, config: KVCacheConfig) -> None:
-    size = config.num_blocks * config.bytes_per_block
+def _warn_about_cut(wanted: int, fitted: int, config: KVCacheConfig, bytes_for_wanted: int) -> None:
     logger.warning(
         "max_model_len is cut from %d to %d: the KV cache of %.2f GiB (%d blocks of %d tokens) holds no longer one. "
         "To keep %d: give the cache more memory (kv_cache_memory_bytes=%d), free memory on this machine, "
         "or set max_model_len=%d yourself to silence this warning.",
         wanted,
         fitted,
-        size / 2**30,
+        config.num_blocks * config.bytes_per_block / 2**30,
         config.num_blocks,
         config.block_size,
         wanted,
-        -(-size * wanted // max(fitted, 1)),
+        bytes_for_wanted,
         fitted,
     )

@@ -6,10 +6,10 @@ prompt is made of, whether it fits, and the sampling parameters that depend on t
 
 from __future__ import annotations
 
+import operator
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import index
 from random import Random
 from typing import Any, TypeVar
 
@@ -222,14 +222,15 @@ class InputProcessor:
             )
 
     def _encode_bad_words(self, params: SamplingParams) -> list[list[int]]:
-        """The token ids of each bad word, as a text's start and after a space."""
+        """The token ids of each bad word, at the start of a text and after a space."""
         if not params.bad_words:
             return []
         if self.tokenizer is None:
             raise ValidationError("bad_words needs a tokenizer, and this model has none.", parameter="bad_words")
         found: list[list[int]] = []
         for word in params.bad_words:
-            for text in (word, " " + word.lstrip()):
+            bare = word.lstrip()
+            for text in (bare, " " + bare) if bare else (word,):
                 ids = self.tokenizer.encode(text, add_special_tokens=False)
                 if not ids:
                     raise ValidationError(
@@ -252,14 +253,18 @@ def _read_ids(ids: Any) -> list[int]:
             value=ids,
         )
     items = list(ids)
-    for item in items:
-        if isinstance(item, bool) or not hasattr(item, "__index__"):
-            raise ValidationError(
-                f"prompt token ids must be integers, got {item!r}.",
-                parameter="prompt_token_ids",
-                value=item,
-            )
-    return [index(item) for item in items]
+    return items if set(map(type, items)) <= {int} else [_read_id(item) for item in items]
+
+
+def _read_id(item: Any) -> int:
+    try:
+        if not isinstance(item, bool):
+            return operator.index(item)
+    except TypeError:
+        pass
+    raise ValidationError(
+        f"prompt token ids must be integers, got {item!r}.", parameter="prompt_token_ids", value=item
+    )
 
 
 def _check_salt(salt: Any) -> None:

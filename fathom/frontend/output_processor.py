@@ -128,10 +128,9 @@ class OutputProcessor:
         return result
 
     def _check_unused(self, request_ids: list[str], engine_ids: list[list[str]]) -> None:
-        taken = {request_id for request_id in request_ids if request_id in self}
-        taken |= {engine_id for ids in engine_ids for engine_id in ids if engine_id in self._states}
-        if not taken and len(set(request_ids)) < len(request_ids):
-            taken = {request_id for request_id in request_ids if request_ids.count(request_id) > 1}
+        names = Counter(request_ids)
+        names.update(engine_id for ids in engine_ids for engine_id in set(ids) - set(request_ids))
+        taken = {name for name, uses in names.items() if uses > 1 or name in self}
         if taken:
             name = min(taken)
             raise ValidationError(f"request id {name!r} is in use.", parameter="request_id", value=name)

@@ -5,11 +5,19 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from fathom.errors import ConfigError, ValidationError
 from fathom.params import SamplingParams
 
 logger = logging.getLogger(__name__)
 
-_TAKEN = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_TAKEN = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "max_new_tokens": "max_tokens",
+}
 
 
 def default_sampling_params(generation_config: dict[str, Any]) -> SamplingParams:
@@ -18,13 +26,22 @@ def default_sampling_params(generation_config: dict[str, Any]) -> SamplingParams
     One log line names every value that is taken, since it changes what a caller gets who asked for nothing. A
     SamplingParams that a caller passes is used as it is. `do_sample: false` does not make requests greedy, as in
     vLLM: it is the library's switch, not the authors' advice.
+
+    Raises:
+        ConfigError: a value that SamplingParams refuses.
     """
-    taken = {name: generation_config[name] for name in _TAKEN if generation_config.get(name) is not None}
-    if "max_new_tokens" in generation_config:
-        taken["max_tokens"] = generation_config["max_new_tokens"]
+    taken = {ours: generation_config[name] for name, ours in _TAKEN.items() if generation_config.get(name) is not None}
     neutral = SamplingParams()
     taken = {name: value for name, value in taken.items() if value != getattr(neutral, name)}
     if taken:
         words = ", ".join(f"{name}={value}" for name, value in taken.items())
         logger.info("default sampling parameters from the model's generation_config.json: %s", words)
-    return SamplingParams(**taken)
+    try:
+        return SamplingParams(**taken)
+    except ValidationError as error:
+        raise ConfigError(
+            f"the model's generation_config.json has a default that cannot be: {error}",
+            parameter="generation_config",
+            value=error.value,
+            hint="Mend the file, or leave it out of account with generation_config='none'.",
+        ) from error

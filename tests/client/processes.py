@@ -24,9 +24,6 @@ LONG = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
 def make_llm(**options):
     return LLM(MODEL, num_threads=1, show_progress=False, **options)
 
-def generate(llm, prompts=[[5, 6, 7]], params=SHORT):
-    return [output.outputs[0].token_ids for output in llm.generate(prompts, params, use_tqdm=False)]
-
 def generate(llm, prompts=([5, 6, 7],), params=SHORT):
     return [output.outputs[0].token_ids for output in llm.generate(list(prompts), params, use_tqdm=False)]
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 import transformers
+from transformers.models.gemma3 import modeling_gemma3
 
 from fathom import LLM, SamplingParams
 from tests.engine.oracle import check_greedy, reference_logprobs
@@ -18,7 +20,9 @@ PROMPTS = [[5 + (7 * i * (k + 1)) % 480 for i in range(length)] for k, length in
 @pytest.mark.parametrize("name", TINY_NAMES)
 def test_tiny_models_of_every_architecture(name: str, tiny: Callable[[str], Path], monkeypatch) -> None:
     if name == "gemma3-softcaps":
-        pytest.skip("transformers reads Gemma 3's score soft-cap and does not apply it; tests/models patches it")
+        # transformers reads Gemma 3's soft-cap on scores but never hands it to its attention function.
+        plain = modeling_gemma3.eager_attention_forward
+        monkeypatch.setattr(modeling_gemma3, "eager_attention_forward", partial(plain, softcap=0.5))
     oracle = load_oracle(tiny(name))
     params = SamplingParams(temperature=0.0, max_tokens=40, logprobs=3, ignore_eos=True)
     with LLM(str(tiny(name)), multiprocess=False, max_num_batched_tokens=48, num_threads=1) as llm:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from fathom import LLM, AsyncLLM, EngineConfig, RequestOutputKind, SamplingParam
 
 MODELS = ("llama-gqa", "gemma3", "qwen2-window")
 PROMPTS = [[3 + (11 * i * (k + 1) + k) % 500 for i in range(5 + 9 * k)] for k in range(7)]
-PROMPTS += [PROMPTS[6][:40] + [9, 9, k] for k in range(3)]  # a common prefix
+PROMPTS += [[*PROMPTS[6][:40], 9, 9, k] for k in range(3)]  # a common prefix
 GREEDY = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
 SEEDED = SamplingParams(temperature=1.0, top_p=0.95, max_tokens=30, n=4, seed=11, ignore_eos=True)
 
@@ -34,13 +34,13 @@ def tokens(llm: LLM, prompts: list[list[int]] = PROMPTS) -> list[list[list[int]]
 
 
 @pytest.fixture(scope="module", params=MODELS)
-def case(request, tiny: Callable[[str], Path]) -> Iterator[tuple[Path, list[list[list[int]]]]]:
+def case(request, tiny: Callable[[str], Path]) -> tuple[Path, list[list[list[int]]]]:
     """A model, and its answers one prompt at a time with the plainest settings."""
     folder = tiny(request.param)
     with make_llm(folder, enable_prefix_caching=False, max_num_batched_tokens=2048) as llm:
         alone = [tokens(llm, [prompt])[0] for prompt in PROMPTS]
     assert len({tuple(answer) for answers in alone for answer in answers}) > len(PROMPTS)  # answers do differ
-    yield folder, alone
+    return folder, alone
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,9 @@ def test_a_trace_shows_every_step_by_name(tiny: Callable[[str], Path], tmp_path:
 
 
 def test_debug_logs_name_every_step(tiny: Callable[[str], Path], caplog) -> None:
-    with LLM(str(tiny("llama-gqa")), num_threads=1, multiprocess=False) as llm:
-        with caplog.at_level(logging.DEBUG, logger="fathom.core.engine_core"):
-            llm.generate([[5, 6, 7, 8]], SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True), use_tqdm=False)
+    params = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
+    debug = caplog.at_level(logging.DEBUG, logger="fathom.core.engine_core")
+    with LLM(str(tiny("llama-gqa")), num_threads=1, multiprocess=False) as llm, debug:
+        llm.generate([[5, 6, 7, 8]], params, use_tqdm=False)
     steps = [record.getMessage() for record in caplog.records if record.name == "fathom.core.engine_core"]
     assert steps == ["step execute_context_1(4)_generation_0(0)", "step execute_context_0(0)_generation_1(1)"]

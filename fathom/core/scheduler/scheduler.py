@@ -127,7 +127,10 @@ class Scheduler:
     def update_from_output(self, step: SchedulerOutput, result: ModelRunnerOutput) -> EngineCoreOutputs:
         """Apply what the step produced: append tokens, end requests, and say what to tell the caller."""
         update = StepUpdate(self.max_model_len)
-        for request_id in step.num_scheduled_tokens:
+        affected = step.num_scheduled_tokens
+        if result.errors:  # may name requests of the batch that had no tokens in this step
+            affected = affected | dict.fromkeys(result.errors, 0)
+        for request_id in affected:
             request = self.requests.get(request_id)
             if request is None:
                 continue

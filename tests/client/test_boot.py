@@ -1,0 +1,234 @@
+"""Starting an engine process: what it is, what reaches it, and how a start that fails is told."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+import zmq
+
+from fathom import LLM, EngineConfig
+from fathom.client.launch import EngineProcess
+from fathom.client.sync_mp import SyncMPClient
+from fathom.errors import CheckpointError, EngineStartError, FathomError, ModelNotFoundError, ValidationError
+from fathom.frontend import boot
+from fathom.plugins import load_general_plugins
+from fathom.wire.sockets import ENGINE_IDENTITY
+from tests.client.processes import TITLE, Script, socket_folders, within
+
+Run = Callable[..., Script]
+pytestmark = pytest.mark.timeout(60)
+
+
+def fail_to_start(model: Path | str, error: type[FathomError], **options: object) -> FathomError:
+    """Start an LLM that cannot start; its error. Nothing may be left."""
+    before = psutil.Process().children()
+    with pytest.raises(error) as caught:
+        LLM(str(model), num_threads=1, multiprocess=True, **options)
+    assert psutil.Process().children() == before
+    return caught.value
+
+
+# ---------------------------------------------------------------- starts that fail
+
+
+def test_a_corrupt_weights_file_is_told_with_the_childs_own_error(model: Path, tmp: Path) -> None:
+    broken = shutil.copytree(model, tmp / "broken")
+    weights = broken / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    error = fail_to_start(broken, CheckpointError)
+    assert str(weights) in str(error)
+    assert not socket_folders(tmp)
+
+
+def test_an_error_in_the_engine_process_brings_its_traceback(model: Path, tmp: Path) -> None:
+    other = shutil.copytree(model, tmp / "other")
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 4}))
+    error = fail_to_start(other, CheckpointError)
+    assert "layers.3" in str(error)
+    assert "raised in the engine process" in error.__notes__[0]
+    assert "load" in error.__notes__[0]
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.15, 0.5])
+def test_a_child_killed_during_the_boot_is_told_with_its_signal(model: Path, tmp: Path, delay_s: float) -> None:
+    def kill_the_child() -> None:
+        parent = psutil.Process()
+        assert within(10, lambda: len(parent.children()) > len(before))
+        time.sleep(delay_s)
+        for child in set(parent.children()) - set(before):
+            child.kill()
+
+    before = psutil.Process().children()
+    killer = threading.Thread(target=kill_the_child)
+    killer.start()
+    error = fail_to_start(model, EngineStartError)
+    killer.join()
+    assert "was killed by SIGKILL before it was ready" in str(error)
+    assert not socket_folders(tmp)
+
+
+def test_a_start_that_takes_too_long_names_the_option(model: Path, tmp: Path) -> None:
+    error = fail_to_start(model, EngineStartError, ready_timeout_s=0.05)
+    assert error.parameter == "ready_timeout_s"
+    assert "not ready within 0.05 s" in str(error)
+    assert "FATHOM_ENGINE_READY_TIMEOUT_S" in str(error)
+    assert not socket_folders(tmp)
+
+
+def test_an_unknown_model_is_told_by_the_caller(tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    error = fail_to_start("no/such-model", ModelNotFoundError)
+    assert "no/such-model" in str(error)
+    assert not socket_folders(tmp)
+
+
+def test_cancelling_the_start_of_an_async_engine_ends_its_process(run: Run, tmp: Path) -> None:
+    script = run(
+        """
+        import psutil
+        async def main():
+            for wait in (0.0, 0.1, 0.3, 0.6):
+                try:
+                    await asyncio.wait_for(AsyncLLM.start(EngineConfig.from_options(model=MODEL)), wait)
+                except TimeoutError:
+                    say(psutil.Process().children())
+
+        asyncio.run(main())
+        """
+    )
+    assert [script.line() for _ in range(4)] == ["[]"] * 4
+    assert script.finish()[::2] == (0, "")
+    assert not socket_folders(tmp)
+
+
+# ---------------------------------------------------------------- the process
+
+
+def test_the_engine_is_a_process_with_a_title_and_the_caller_has_no_torch(run: Run) -> None:
+    script = run(
+        """
+        llm = make_llm()
+        generate(llm)
+        say(" ".join({"torch", "transformers", "fathom.core.engine_core"} & set(sys.modules)) or "none")
+        sys.stdin.read()
+        """
+    )
+    assert script.line() == "none"
+    engine = script.engine()
+    assert engine.cmdline()[0] == TITLE
+    assert engine.ppid() == script.process.pid
+
+
+def test_the_working_directory_and_odd_paths_do_not_get_in_the_way(run: Run, tmp: Path) -> None:
+    """A json.py that lies about must not be taken for the real one, nor a Path in sys.path stop the start."""
+    (tmp / "json.py").write_text("raise SystemExit('the wrong json')")
+    script = run(
+        f"""
+        import pathlib
+        sys.path = [entry for entry in sys.path if entry]
+        sys.path.append(pathlib.Path("x"))
+        os.chdir({str(tmp)!r})
+        say(len(generate(make_llm())))
+        """
+    )
+    assert script.line() == "1"
+    assert script.finish()[::2] == (0, "")
+
+
+def test_garbage_and_pickles_on_the_input_socket_are_neither_run_nor_fatal(model: Path, tmp: Path) -> None:
+    trace = tmp / "it was run"
+    chance = random.Random(0)
+    pickled = b"cos\nmkdir\n(S'%s'\ntR." % os.fsencode(trace)
+    garbage = [[pickled], [b""], [b"", pickled]] + [
+        [chance.randbytes(chance.randrange(40)) for _ in range(chance.randint(1, 3))] for _ in range(100)
+    ]
+    config = EngineConfig.from_options(model=str(model), num_threads=1)
+    engine = EngineProcess()
+    with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
+        try:
+            stranger.linger = 0
+            (folder,) = socket_folders(tmp)
+            stranger.connect(f"ipc://{folder}/input")
+            for frames in garbage:
+                stranger.send_multipart(frames)
+            client = SyncMPClient(boot.prepare(config).setup, engine, 60)
+            client.wait_ready()
+            for frames in garbage:
+                stranger.send_multipart(frames)
+                engine.input.send_multipart([ENGINE_IDENTITY, *frames])
+            assert client.call("get_stats")["num_running"] == 0
+            assert engine.process.poll() is None
+        finally:
+            engine.close()
+    assert not trace.exists()
+
+
+def test_an_operation_whose_result_cannot_be_sent_is_an_error_and_no_more(model: Path) -> None:
+    with LLM(str(model), num_threads=1, multiprocess=True) as llm:
+        with pytest.raises(FathomError, match="cannot cross the process boundary"):
+            llm.collective_rpc("__getattribute__", ("model_runner",))
+        with pytest.raises(ValidationError, match="unknown control operation 'nothing'"):
+            llm.llm_engine.engine_core.call("nothing")
+        assert llm.reset_prefix_cache() is True
+
+
+# ---------------------------------------------------------------- what reaches it: plugins and sitecustomize
+
+
+def write_plugins(folder: Path, **functions: str) -> None:
+    """A distribution whose general plugins append their name and their process's id to a file."""
+    info = folder / "some_plugins-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: some-plugins\nVersion: 1.0\n")
+    lines = [f"{name} = some_plugins:{name}" for name in functions]
+    (info / "entry_points.txt").write_text("\n".join(["[fathom.general_plugins]", *lines]))
+    module = ["import os", f"LOG = {str(folder / 'log')!r}", "def note(name):"]
+    module += ["    with open(LOG, 'a') as file: file.write(f'{name} {os.getpid()}\\n')"]
+    module += [f"def {name}(): {body}" for name, body in functions.items()]
+    (folder / "some_plugins.py").write_text("\n".join(module))
+
+
+def test_plugins_and_sitecustomize_reach_both_processes(run: Run, tmp: Path) -> None:
+    write_plugins(tmp, good="note('good')", bad="1 / 0", unwanted="note('unwanted')")
+    (tmp / "sitecustomize.py").write_text("import some_plugins; some_plugins.note('site')")
+    script = run(
+        'llm = make_llm(); say("up"); sys.stdin.read()',
+        PYTHONPATH=os.pathsep.join([str(tmp), *sys.path]),
+        FATHOM_PLUGINS="good, bad",
+    )
+    assert script.line() == "up"
+    caller, engine = script.process.pid, script.engine().pid
+    log = (tmp / "log").read_text().splitlines()
+    assert sorted(log) == sorted(f"{name} {pid}" for name in ("good", "site") for pid in (caller, engine))
+    script.process.send_signal(signal.SIGTERM)
+    assert "plugin bad" in script.finish()[2]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "ran"), [(None, ["one", "two"]), ("two", ["two"]), ("", []), (" one ,x", ["one"])]
+)
+def test_fathom_plugins_says_which_run(
+    wanted: str | None, ran: list[str], tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_plugins(tmp, one="note('one')", two="note('two')")
+    monkeypatch.syspath_prepend(tmp)
+    monkeypatch.delitem(sys.modules, "some_plugins", raising=False)
+    monkeypatch.delenv("FATHOM_PLUGINS", raising=False)
+    if wanted is not None:
+        monkeypatch.setenv("FATHOM_PLUGINS", wanted)
+    load_general_plugins()
+    log = tmp / "log"
+    names = [line.split()[0] for line in log.read_text().splitlines()] if log.exists() else []
+    assert sorted(names) == ran
