@@ -41,9 +41,11 @@ def resolve(config: EngineConfig, model: ModelConfig, hardware: Hardware) -> tup
 
 def _dtype(config: EngineConfig, model: ModelConfig, device: str, reasons: list[str]) -> str:
     if config.model.dtype != "auto":
+        if device == "cpu" and config.model.dtype != "float32":
+            reasons.append(f"dtype={config.model.dtype}: as asked, though torch's CPU kernels for it may be slow")
         return config.model.dtype
     if device == "cpu":
-        reasons.append("dtype=float32: exact, and the fastest type of torch's CPU matrix products")
+        reasons.append("dtype=float32: exact, and fast on every CPU")
         return "float32"
     dtype = model.dtype if model.dtype in ("float16", "bfloat16") else "bfloat16"
     reasons.append(f"dtype={dtype}: the checkpoint is {model.dtype}")

@@ -1,6 +1,6 @@
-"""Write the table of options in docs/configuration.md from fathom/config.py; with --check, only say whether it is true.
+"""Write the tables of options in docs/configuration.md from fathom/config.py; with --check, only say if they are stale.
 
-    python scripts/make_option_table.py [--check]
+python scripts/make_option_table.py [--check]
 """
 
 from __future__ import annotations

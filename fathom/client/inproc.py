@@ -6,39 +6,28 @@ price is that nothing overlaps: text is made while the model waits.
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Any
 
 from fathom.client.base import EngineCoreClient, raise_remote
 from fathom.errors import EngineDeadError
-from fathom.wire.messages import (
-    AbortRequests,
-    AddRequests,
-    EngineCoreOutputs,
-    EngineReady,
-    EngineSetup,
-    UtilityCall,
-)
+from fathom.wire.messages import AbortRequests, AddRequests, EngineCoreOutputs, EngineReady, EngineSetup, UtilityCall
 
 if TYPE_CHECKING:
     from fathom.core.engine_core import EngineCore
 
 
 class InprocClient(EngineCoreClient):
-    """Builds the engine on a thread of its own, so that the caller can prepare the tokenizer meanwhile."""
+    """Builds the engine in `wait_ready`, on the thread that will run its steps: OpenMP's settings are a thread's own."""
 
     def __init__(self, setup: EngineSetup) -> None:
         self._setup = setup
         self._core: EngineCore | None = None
-        self._error: BaseException | None = None
-        self._builder = threading.Thread(target=self._build, name="engine-core-boot", daemon=True)
-        self._builder.start()
 
     def wait_ready(self) -> EngineReady:
-        self._builder.join()
-        if self._error is not None:
-            raise self._error
-        return self._engine().ready
+        from fathom.core.engine_core import EngineCore  # the one import across the wall, and a late one
+
+        self._core = EngineCore(self._setup)
+        return self._core.ready
 
     def add_requests(self, message: AddRequests) -> None:
         self._engine().add_requests(message)
@@ -56,18 +45,9 @@ class InprocClient(EngineCoreClient):
         return reply.result
 
     def close(self) -> None:
-        self._builder.join()
         core, self._core = self._core, None
         if core is not None:
             core.close()
-
-    def _build(self) -> None:
-        try:
-            from fathom.core.engine_core import EngineCore  # the one import across the wall, and a late one
-
-            self._core = EngineCore(self._setup)
-        except BaseException as error:
-            self._error = error
 
     def _engine(self) -> EngineCore:
         if self._core is None:

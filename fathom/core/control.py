@@ -41,8 +41,8 @@ class ControlOperations:
         self._executor.collective_rpc("start_profile", [folder])
 
     def stop_profile(self) -> list[str]:
-        """Stop recording; returns the trace files, one for each worker."""
-        return self._executor.collective_rpc("stop_profile")
+        """Stop recording; returns the trace files, one for each worker that was recording."""
+        return [path for path in self._executor.collective_rpc("stop_profile") if path is not None]
 
     def collective_rpc(self, method: str, args: list[Any]) -> list[Any]:
         """Call a method of every worker; what they return must be plain data."""

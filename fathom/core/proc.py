@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import select
@@ -107,6 +108,7 @@ def run_engine_core(folder: Path) -> None:
         send(input_socket, encoder.encode(EngineFailed(to_remote_error(error))))
         context.destroy(linger=2000)
         sys.exit(1)
+    gc.freeze()  # what the boot has made stays; looking through it in every full collection would cost a step 100 ms
     send(input_socket, encoder.encode(core.ready))
     try:
         EngineCoreProc(core, input_socket, output_socket).run_busy_loop()

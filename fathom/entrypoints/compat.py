@@ -29,7 +29,9 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "mm_processor_kwargs": (None, {}),
     "limit_mm_per_prompt": (None, {}),
     "allowed_local_media_path": ("",),
-    "trust_remote_code": (False, True),
+    "served_model_name": (None,),
+    "trust_remote_code": (False, True),  # code that comes with a checkpoint is never run
+    "enforce_eager": (False, True),  # no graphs are captured yet, so every step is eager
     "disable_custom_all_reduce": (False, True),
 }
 
@@ -42,8 +44,6 @@ _OTHER_WORDS = {
 
 def check_vllm_options(options: dict[str, Any]) -> dict[str, Any]:
     """The options without those that Fathom can leave out, and with vLLM's other words for a value put into ours.
-
-    trust_remote_code may be anything, since Fathom never runs code that comes with a checkpoint.
 
     Raises:
         ConfigError: one asks for something that Fathom does not do.

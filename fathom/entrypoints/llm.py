@@ -6,6 +6,8 @@ import logging
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
+from numbers import Integral
+from os import PathLike
 from typing import Any
 
 import msgspec
@@ -52,7 +54,7 @@ class LLM:
 
     def __init__(
         self,
-        model: str = DEFAULT_MODEL,
+        model: str | PathLike[str] = DEFAULT_MODEL,
         *,
         seed: int | None = 0,
         logits_processors: Sequence[str | type] | None = None,
@@ -60,7 +62,7 @@ class LLM:
         **options: Any,
     ) -> None:
         options = check_vllm_options(options)
-        config = EngineConfig.from_options(model=str(model), seed=seed, disable_log_stats=disable_log_stats, **options)
+        config = EngineConfig.from_options(model=model, seed=seed, disable_log_stats=disable_log_stats, **options)
         if logits_processors:
             names = processor_names(logits_processors, own_process=uses_own_process(config))
             config = config.replace(logits_processors=names)
@@ -136,12 +138,11 @@ class LLM:
         tokenizer = self.get_tokenizer()
         if tokenizer is None:
             raise ValidationError("chat needs a tokenizer, and this model has none.", parameter="messages")
-        conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
         prompts = []
-        for conversation in conversations:
+        for conversation in _as_conversations(messages):
             text = render_chat(
                 tokenizer,
-                list(conversation),  # type: ignore[arg-type]
+                conversation,
                 chat_template=chat_template,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
@@ -256,19 +257,24 @@ class _Progress:
 
 
 def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or many: a text, a dictionary and a list of ints are one."""
+    """One prompt or many: a text, a dictionary and a list of integers are one."""
     if isinstance(prompts, (str, Mapping)):
         return [prompts]
-    if not isinstance(prompts, Iterable):
+    given: Any = prompts.tolist() if hasattr(prompts, "tolist") else prompts  # an array or a tensor
+    if isinstance(given, (bytes, bytearray)) or not isinstance(given, Iterable):
         raise ValidationError(
             f"prompts must be a text, token ids, a dictionary or a list of these, got {type(prompts).__name__}.",
             parameter="prompts",
             value=prompts,
         )
-    batch: list[Any] = list(prompts)
-    if batch and all(isinstance(item, int) for item in batch):
-        return [batch]
-    return batch
+    batch = list(given)
+    return [batch] if batch and all(isinstance(item, Integral) for item in batch) else batch
+
+
+def _as_conversations(messages: Any) -> Sequence[Any]:
+    """One conversation or many: a list of lists is many."""
+    many = isinstance(messages, Sequence) and len(messages) > 0 and isinstance(messages[0], (list, tuple))
+    return messages if many else [messages]
 
 
 def _one_for_each(name: str, value: Any, length: int) -> list[Any]:

@@ -45,7 +45,7 @@ class AsyncLLM(ControlMixin):
         self.output_processor = OutputProcessor(tokenizer)
         self.stats = StatsLogger()
         self._queues: dict[str, _Queue] = {}
-        self._dead: FathomError | None = None
+        self._dead: str | None = None  # why the engine is gone
         self._handler = asyncio.create_task(self._handle_outputs(), name="output handler")
 
     @classmethod
@@ -85,8 +85,7 @@ class AsyncLLM(ControlMixin):
             ValidationError: the prompt or a parameter is wrong. RequestFailedError: this request failed in the
             engine. EngineDeadError: the engine is gone.
         """
-        if self._dead is not None:
-            raise self._dead
+        await self.check_health()
         requests = self.input_processor.process([request_id], [prompt], [params], [priority])
         engine_ids = self.output_processor.add_requests(requests)
         queue: _Queue = asyncio.Queue()
@@ -121,12 +120,12 @@ class AsyncLLM(ControlMixin):
     async def check_health(self) -> None:
         """Raise EngineDeadError if the engine is gone."""
         if self._dead is not None:
-            raise self._dead
+            raise EngineDeadError(self._dead)
 
     def shutdown(self) -> None:
         """Stop the engine; open generators raise EngineDeadError. May be called twice."""
         self._handler.cancel()
-        self._fail_all(EngineDeadError("the engine was shut down"))
+        self._fail_all("the engine was shut down")
         self.engine_core.close()
 
     async def _handle_outputs(self) -> None:
@@ -140,11 +139,11 @@ class AsyncLLM(ControlMixin):
                     self._deliver(output)
                 if result.to_abort:
                     await self.engine_core.abort_requests(result.to_abort)
-        except FathomError as error:
-            self._fail_all(error)
+        except EngineDeadError as error:
+            self._fail_all(error.message)
         except Exception as error:
             logger.exception("the output handler failed")
-            self._fail_all(EngineDeadError(f"the output handler failed: {error}"))
+            self._fail_all(f"the output handler failed: {error}")
 
     def _deliver(self, output: RequestOutput) -> None:
         queue = self._queues.get(output.request_id)
@@ -153,10 +152,10 @@ class AsyncLLM(ControlMixin):
         failed = next((answer for answer in output.outputs if answer.error is not None), None)
         queue.put_nowait(output if failed is None else RequestFailedError(failed.error or ""))
 
-    def _fail_all(self, error: FathomError) -> None:
-        self._dead = self._dead or error
+    def _fail_all(self, why: str) -> None:
+        self._dead = self._dead or why
         for queue in self._queues.values():
-            queue.put_nowait(error)
+            queue.put_nowait(EngineDeadError(self._dead))
 
     async def _abort_quietly(self, request_id: str) -> None:
         engine_ids, _ = self.output_processor.abort([request_id])

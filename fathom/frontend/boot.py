@@ -72,6 +72,9 @@ def load_caller_tokenizer(prepared: Prepared) -> Tokenizer | None:
     """The tokenizer, from where the config says or from the model; None if dummy weights come without one."""
     options = prepared.setup.config.model
     if options.tokenizer is not None:
+        folder = Path(options.tokenizer).expanduser()
+        if (folder / "tokenizer.json").is_file():
+            return load_tokenizer(folder, "safetensors")
         source = resolve_model(options.tokenizer, options.revision, need_weights=False)
         return load_tokenizer(source.path, source.format)
     try:

@@ -246,7 +246,9 @@ class InputProcessor:
 
 def _read_ids(ids: Any) -> list[int]:
     """Token ids from a list, an array or a tensor: whatever counts as integers, but no bools."""
-    if isinstance(ids, (str, bytes, Mapping)) or not isinstance(ids, Iterable):
+    if hasattr(ids, "tolist"):
+        ids = ids.tolist()
+    if isinstance(ids, (str, bytes, bytearray, Mapping)) or not isinstance(ids, Iterable):
         raise ValidationError(
             f"a prompt must be a text, a list of token ids or a dictionary, got {type(ids).__name__}.",
             parameter="prompt",
@@ -262,9 +264,7 @@ def _read_id(item: Any) -> int:
             return operator.index(item)
     except TypeError:
         pass
-    raise ValidationError(
-        f"prompt token ids must be integers, got {item!r}.", parameter="prompt_token_ids", value=item
-    )
+    raise ValidationError(f"prompt token ids must be integers, got {item!r}.", parameter="prompt_token_ids", value=item)
 
 
 def _check_salt(salt: Any) -> None:

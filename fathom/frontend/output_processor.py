@@ -7,6 +7,7 @@ here, on the text, so the engine is then told to abort the request: `process_out
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -128,9 +129,10 @@ class OutputProcessor:
         return result
 
     def _check_unused(self, request_ids: list[str], engine_ids: list[list[str]]) -> None:
-        names = Counter(request_ids)
-        names.update(engine_id for ids in engine_ids for engine_id in set(ids) - set(request_ids))
-        taken = {name for name, uses in names.items() if uses > 1 or name in self}
+        uses = Counter(
+            name for request_id, ids in zip(request_ids, engine_ids, strict=True) for name in {request_id, *ids}
+        )
+        taken = [name for name, count in uses.items() if count > 1 or name in self]
         if taken:
             name = min(taken)
             raise ValidationError(f"request id {name!r} is in use.", parameter="request_id", value=name)

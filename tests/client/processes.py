@@ -43,6 +43,7 @@ class Script:
         self.process = subprocess.Popen(
             [sys.executable, "-c", PRELUDE + textwrap.dedent(code), str(model)],
             env={**os.environ, "TMPDIR": str(tmp), "FATHOM_LOGGING_LEVEL": "ERROR", **env},
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

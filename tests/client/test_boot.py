@@ -175,10 +175,21 @@ def test_garbage_and_pickles_on_the_input_socket_are_neither_run_nor_fatal(model
     assert not trace.exists()
 
 
-def test_an_operation_whose_result_cannot_be_sent_is_an_error_and_no_more(model: Path) -> None:
+def test_an_operation_that_fails_is_an_error_and_no_more(
+    model: Path, tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_plugins(
+        tmp, plugin="from fathom.worker.worker import Worker; Worker.odd = lambda self, x: object() if x else x"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp))
+    monkeypatch.syspath_prepend(tmp)
+    monkeypatch.delitem(sys.modules, "some_plugins", raising=False)
     with LLM(str(model), num_threads=1, multiprocess=True) as llm:
-        with pytest.raises(FathomError, match="cannot cross the process boundary"):
-            llm.collective_rpc("__getattribute__", ("model_runner",))
+        assert llm.collective_rpc("odd", (0,)) == [0]
+        with pytest.raises(FathomError, match="object cannot cross the process boundary"):
+            llm.collective_rpc("odd", (1,))
+        with pytest.raises(FathomError, match="TypeError"):
+            llm.collective_rpc("odd")
         with pytest.raises(ValidationError, match="unknown control operation 'nothing'"):
             llm.llm_engine.engine_core.call("nothing")
         assert llm.reset_prefix_cache() is True
@@ -216,9 +227,7 @@ def test_plugins_and_sitecustomize_reach_both_processes(run: Run, tmp: Path) -> 
     assert "plugin bad" in script.finish()[2]
 
 
-@pytest.mark.parametrize(
-    ("wanted", "ran"), [(None, ["one", "two"]), ("two", ["two"]), ("", []), (" one ,x", ["one"])]
-)
+@pytest.mark.parametrize(("wanted", "ran"), [(None, ["one", "two"]), ("two", ["two"]), ("", []), (" one ,x", ["one"])])
 def test_fathom_plugins_says_which_run(
     wanted: str | None, ran: list[str], tmp: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

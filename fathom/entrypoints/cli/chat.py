@@ -8,7 +8,7 @@ import sys
 
 from fathom.entrypoints.cli.engine_flags import add_engine_flags, config_from_flags
 from fathom.entrypoints.cli.stream import Conversation, add_sampling_flags, quiet_unless, sampling_from_flags
-from fathom.errors import ClientError
+from fathom.errors import ClientError, RequestFailedError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,9 +27,10 @@ def run(options: argparse.Namespace) -> int:
         import readline  # noqa: F401 - line editing for input()
     with Conversation(config, options.system) as conversation:
         print("Ask away; Ctrl-D ends.", file=sys.stderr)
+        ask = "> " if sys.stdin.isatty() else ""  # what is piped in needs no asking for
         while True:
             try:
-                question = input("> ")
+                question = input(ask)
             except EOFError:
                 print(file=sys.stderr)
                 return 0
@@ -39,5 +40,5 @@ def run(options: argparse.Namespace) -> int:
                 conversation.ask(question, params)
             except KeyboardInterrupt:
                 print("[stopped]", file=sys.stderr)
-            except ClientError as error:
+            except (ClientError, RequestFailedError) as error:
                 print(f"fathom: {error}", file=sys.stderr)

@@ -85,6 +85,8 @@ def _state(name: str) -> str:
 
 
 def _choices(name: str, hardware: Hardware) -> list[tuple[str, str]]:
+    if name in CATALOGUE and not is_cached(CATALOGUE[name]):
+        return [("unknown", _state(name))]  # looking at it would fetch it
     try:
         model_config = load_model_config(resolve_model(name))
         _, reasons = resolve(EngineConfig.from_options(model=name), model_config, hardware)

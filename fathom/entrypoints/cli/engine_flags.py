@@ -15,12 +15,12 @@ def add_engine_flags(parser: argparse.ArgumentParser, *, leave_out: tuple[str, .
     group = parser.add_argument_group("engine options")
     for name, kind, default, help_line in iter_options():
         if name not in leave_out:
-            text = f"{help_line} (default: {default})".replace("%", "%%")
+            text = help_line if default in (None, ()) else f"{help_line} (default: {default})"
             group.add_argument(
                 f"--{name.replace('_', '-')}",
                 dest=f"engine.{name}",
                 default=_NOT_SET,
-                help=text,
+                help=text.replace("%", "%%"),
                 **_how(kind),
             )
 
@@ -38,7 +38,7 @@ def _how(kind: Any) -> dict[str, Any]:
     if get_origin(kind) is Literal:
         return {"choices": get_args(kind)}
     if get_origin(kind) is tuple:
-        return {"nargs": "+"}
+        return {"action": "append", "metavar": "NAME"}  # one a flag: a list would swallow what follows it
     first = alternatives[0]
     if first is bool:
         return {"action": argparse.BooleanOptionalAction}

@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print the answer to standard output and what it cost to standard error."""
     quiet_unless(options.verbose)
-    prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
+    prompt = sys.stdin.buffer.read().decode(errors="surrogateescape") if options.prompt == "-" else options.prompt
     config = config_from_flags(options)
     params = sampling_from_flags(options)
     with Conversation(config) as conversation:

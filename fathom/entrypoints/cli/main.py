@@ -1,10 +1,12 @@
-"""The `fathom` command. Each subcommand is a module with `add_parser` and `run`, imported when it is wanted."""
+"""The `fathom` command. Each subcommand is a module with `add_arguments` and `run`, imported when it is wanted."""
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
+from typing import NoReturn
 
 import fathom
 from fathom.errors import ClientError, ServerError
@@ -17,29 +19,46 @@ COMMANDS = {
 }
 
 
+class Parser(argparse.ArgumentParser):
+    """Answers a wrong command line in one line; argparse would list every flag there is."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}; see `{self.prog} --help`\n")
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; errors that a user can mend are one line, without a traceback."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    parser = argparse.ArgumentParser(prog="fathom", description="An LLM inference engine.")
-    parser.add_argument("--version", action="version", version=f"fathom {fathom.__version__}")
-    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    wanted = next((word for word in arguments if word in COMMANDS), None)
-    for name, summary in COMMANDS.items():
-        command = subparsers.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
-        if name == wanted:  # the others' options need not be known
-            module = importlib.import_module(f"fathom.entrypoints.cli.{name}")
-            module.add_arguments(command)
-            command.set_defaults(run=module.run)
-    options = parser.parse_args(arguments)
+    options = _parse(arguments)
     try:
         return int(options.run(options))
-    except (ClientError, ServerError, TypeError) as error:
-        if isinstance(error, TypeError) and "option" not in str(error):
-            raise
+    except (ClientError, ServerError) as error:
         print(f"fathom: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:  # whoever read our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for Python's own flush at exit
+        return 141
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    parser = Parser(prog="fathom", description="An LLM inference engine.")
+    parser.add_argument("--version", action="version", version=f"fathom {fathom.__version__}")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    wanted = next((word for word in arguments if word in COMMANDS), None)
+    commands = {}
+    for name, summary in COMMANDS.items():
+        description = f"{summary[0].upper()}{summary[1:]}."
+        commands[name] = subparsers.add_parser(name, help=summary, description=description, allow_abbrev=False)
+        if name == wanted:  # the others' options need not be known
+            module = importlib.import_module(f"fathom.entrypoints.cli.{name}")
+            module.add_arguments(commands[name])
+            commands[name].set_defaults(run=module.run)
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        commands[options.command].error(f"unknown argument {unknown[0]}")
+    return options
 
 
 if __name__ == "__main__":

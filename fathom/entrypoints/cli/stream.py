@@ -121,17 +121,18 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--top-k", type=int)
     group.add_argument("--min-p", type=float)
     group.add_argument("--repetition-penalty", type=float)
-    group.add_argument("--sampling-seed", type=int, help="repeat the same answer for the same number")
+    group.add_argument("--sampling-seed", type=int, help="seed of each answer; the same number, the same answer")
     group.add_argument("--stop", action="append", help="end the answer before this text; may be given several times")
 
 
 def sampling_from_flags(options: argparse.Namespace) -> dict[str, Any]:
-    """The sampling parameters that were given."""
+    """The sampling parameters that were given, checked, so that a wrong one is not found after minutes of loading."""
     names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "stop")
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     given["max_tokens"] = 256 if options.max_tokens is None else options.max_tokens
     if options.sampling_seed is not None:
         given["seed"] = options.sampling_seed
+    SamplingParams(**given)
     return given
 
 

@@ -1,0 +1,235 @@
+"""EngineConfig and resolve(): what an option may be, what is chosen for those left open, and what contradicts what."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from fathom.config import EngineConfig, iter_options
+from fathom.errors import ConfigError
+from fathom.hardware import Hardware
+from fathom.model_config.values import ModelConfig, RopeConfig
+from fathom.resolve import resolve
+
+MODEL = ModelConfig(
+    architecture="LlamaForCausalLM",
+    vocab_size=512,
+    hidden_size=64,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    intermediate_size=96,
+    max_position_embeddings=4096,
+    norm_eps=1e-5,
+    rope=RopeConfig(),
+    rope_local=RopeConfig(),
+    layer_windows=(None, None),
+    dtype="float16",
+)
+HARDWARE = Hardware(cores=3, total_memory=2**34, available_memory=2**33)
+
+
+def resolved(**options: Any) -> EngineConfig:
+    return resolve(EngineConfig.from_options(**options), MODEL, HARDWARE)[0]
+
+
+# ---------------------------------------------------------------- options
+
+
+def test_every_option_has_a_help_line_and_its_default_passes_its_own_check() -> None:
+    options = list(iter_options())
+    assert len(options) == len({name for name, _, _, _ in options})
+    assert all(help_line.strip().endswith(".") for _, _, _, help_line in options)
+    assert EngineConfig.from_options(**{name: default for name, _, default, _ in options}) == EngineConfig()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "near"),
+    [
+        ("max_num_seq", "max_num_seqs"),
+        ("prefix_caching", "enable_prefix_caching"),
+        ("kv_cache_memory", "kv_cache_memory_bytes"),
+        ("max_len", "max_model_len"),
+    ],
+)
+def test_an_unknown_option_is_a_type_error_with_the_nearest_name(wrong: str, near: str) -> None:
+    with pytest.raises(TypeError) as caught:
+        EngineConfig.from_options(**{wrong: 1})
+    assert str(caught.value) == f"unknown engine option {wrong!r}; did you mean {near!r}?"
+
+
+def test_an_option_like_no_other_has_no_suggestion() -> None:
+    with pytest.raises(TypeError, match=r"unknown engine option 'zzz'$"):
+        EngineConfig.from_options(zzz=1)
+    with pytest.raises(TypeError, match="max_num_seqs"):
+        EngineConfig().replace(max_num_seq=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("model", None, "model must be str, got None."),
+        ("model", 5, "model must be str, got 5."),
+        ("tokenizer", ["a"], "tokenizer must be str or None, got ['a']."),
+        ("dtype", "fp8", "dtype must be 'auto' or 'float32' or 'float16' or 'bfloat16', got 'fp8'."),
+        ("dtype", ["float32"], "dtype must be 'auto' or 'float32' or 'float16' or 'bfloat16', got ['float32']."),
+        ("load_format", "pt", "load_format must be 'auto' or 'dummy', got 'pt'."),
+        ("scheduling_policy", "lifo", "scheduling_policy must be 'fcfs' or 'priority', got 'lifo'."),
+        ("generation_config", "some", "generation_config must be 'auto' or 'none', got 'some'."),
+        ("device", "tpu", "device must be 'auto' or 'cpu' or 'cuda', got 'tpu'."),
+        ("max_model_len", "4k", "max_model_len must be int or None, got '4k'."),
+        ("max_model_len", 128.0, "max_model_len must be int or None, got 128.0."),
+        ("max_model_len", True, "max_model_len must be int or None, got True."),
+        ("max_model_len", 1, "max_model_len must be at least 2, got 1."),
+        ("max_num_seqs", 0, "max_num_seqs must be at least 1, got 0."),
+        ("max_num_batched_tokens", -1, "max_num_batched_tokens must be at least 1, got -1."),
+        ("block_size", 0, "block_size must be at least 1, got 0."),
+        ("kv_cache_memory_bytes", 0, "kv_cache_memory_bytes must be at least 1, got 0."),
+        ("kv_cache_memory_bytes", 2**63, f"kv_cache_memory_bytes must be at most {2**63 - 1}, got {2**63}."),
+        ("long_prefill_token_threshold", -1, "long_prefill_token_threshold must be at least 0, got -1."),
+        ("max_logprobs", -2, "max_logprobs must be at least -1, got -2."),
+        ("num_threads", 0, "num_threads must be at least 1, got 0."),
+        ("seed", "0", "seed must be int or None, got '0'."),
+        ("seed", 2**70, f"seed must be at most {2**63 - 1}, got {2**70}."),
+        ("gpu_memory_utilization", 0, "gpu_memory_utilization must be in (0, 1], got 0.0."),
+        ("gpu_memory_utilization", 1.1, "gpu_memory_utilization must be in (0, 1], got 1.1."),
+        ("gpu_memory_utilization", float("nan"), "gpu_memory_utilization must be in (0, 1], got nan."),
+        ("gpu_memory_utilization", "0.9", "gpu_memory_utilization must be float, got '0.9'."),
+        ("ready_timeout_s", 0, "ready_timeout_s must be a positive number of seconds, got 0.0."),
+        ("ready_timeout_s", float("inf"), "ready_timeout_s must be a positive number of seconds, got inf."),
+        ("enable_prefix_caching", 1, "enable_prefix_caching must be bool, got 1."),
+        ("enable_prefix_caching", None, "enable_prefix_caching must be bool, got None."),
+        ("multiprocess", "no", "multiprocess must be bool or None, got 'no'."),
+        ("logits_processors", "a:B", "logits_processors must be a list of str, got 'a:B'."),
+        ("logits_processors", [5], "logits_processors must be a list of str, got [5]."),
+    ],
+    ids=str,
+)
+def test_what_is_refused(name: str, value: Any, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        EngineConfig.from_options(**{name: value})
+    assert str(caught.value) == message
+    assert caught.value.parameter == name
+    assert isinstance(caught.value, ValueError)
+
+
+def test_what_values_become() -> None:
+    config = EngineConfig.from_options(
+        model=Path("/models/x"), gpu_memory_utilization=1, logits_processors=["a:B", "c:D"], max_num_seqs=None
+    )
+    assert config.model.model == "/models/x"
+    assert isinstance(config.cache.gpu_memory_utilization, float)
+    assert config.model.logits_processors == ("a:B", "c:D")
+    assert config.scheduler.max_num_seqs is None
+
+
+def test_a_config_is_frozen() -> None:
+    config = EngineConfig()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.model = None  # type: ignore[misc, assignment]
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.model.max_model_len = 5  # type: ignore[misc]
+
+
+def test_replace_changes_what_it_is_told_and_leaves_the_original() -> None:
+    config = EngineConfig.from_options(max_num_seqs=4, block_size=8)
+    changed = config.replace(block_size=32)
+    assert (changed.scheduler.max_num_seqs, changed.cache.block_size) == (4, 32)
+    assert config.cache.block_size == 8
+    with pytest.raises(ConfigError, match="block_size must be at least 1"):
+        config.replace(block_size=0)
+
+
+def test_a_config_crosses_the_process_boundary_unchanged() -> None:
+    config = resolved(logits_processors=["a:B"], seed=-3)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(config), type=EngineConfig) == config
+
+
+# ---------------------------------------------------------------- resolve
+
+
+def test_nothing_is_left_open_and_every_choice_has_its_reason() -> None:
+    config, reasons = resolve(EngineConfig(), MODEL, HARDWARE)
+    assert (config.model.max_model_len, config.model.dtype) == (4096, "float32")
+    assert (config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens) == (256, 2048)
+    assert (config.runtime.device, config.runtime.num_threads) == ("cpu", 3)
+    assert [reason.split(": ")[0] for reason in reasons] == ["max_model_len=4096", "num_threads=3", "dtype=float32"]
+    assert all(len(reason.split(": ", 1)[1]) > 10 for reason in reasons)
+
+
+def test_what_the_user_chose_stays_and_needs_no_reason() -> None:
+    options = {
+        "max_model_len": 100,
+        "max_num_seqs": 5,
+        "max_num_batched_tokens": 64,
+        "num_threads": 2,
+        "dtype": "float32",
+        "device": "cpu",
+    }
+    config, reasons = resolve(EngineConfig.from_options(**options), MODEL, HARDWARE)
+    assert config == EngineConfig.from_options(**options)
+    assert reasons == []
+
+
+def test_resolve_is_pure() -> None:
+    config = EngineConfig.from_options(max_num_seqs=7)
+    first = resolve(config, MODEL, HARDWARE)
+    assert resolve(config, MODEL, HARDWARE) == first
+    assert config == EngineConfig.from_options(max_num_seqs=7)
+    assert resolve(first[0], MODEL, HARDWARE) == (first[0], [])
+
+
+def test_dtype_on_cuda_is_the_checkpoints() -> None:
+    assert resolved(device="cuda").model.dtype == "float16"
+    wide = dataclasses.replace(MODEL, dtype="float32")
+    assert resolve(EngineConfig.from_options(device="cuda"), wide, HARDWARE)[0].model.dtype == "bfloat16"
+    assert resolved(device="cuda", dtype="float32").model.dtype == "float32"
+
+
+@pytest.mark.parametrize(
+    ("options", "limits"),
+    [
+        ({}, (256, 2048)),
+        ({"max_num_seqs": 4000}, (4000, 4000)),
+        ({"max_num_batched_tokens": 16}, (16, 16)),
+        ({"max_num_seqs": 8, "max_num_batched_tokens": 8}, (8, 8)),
+        ({"enable_chunked_prefill": False}, (256, 4096)),
+        ({"enable_chunked_prefill": False, "max_model_len": 512}, (256, 2048)),
+        ({"enable_chunked_prefill": False, "max_num_batched_tokens": 4096}, (256, 4096)),
+    ],
+    ids=str,
+)
+def test_limits_of_a_step_fit_each_other(options: dict[str, Any], limits: tuple[int, int]) -> None:
+    scheduler = resolved(**options).scheduler
+    assert (scheduler.max_num_seqs, scheduler.max_num_batched_tokens) == limits
+
+
+@pytest.mark.parametrize(
+    ("options", "parameter", "words"),
+    [
+        (
+            {"max_num_seqs": 20, "max_num_batched_tokens": 10},
+            "max_num_batched_tokens",
+            ("max_num_batched_tokens=10", "max_num_seqs=20", "Raise the first or lower the second."),
+        ),
+        (
+            {"enable_chunked_prefill": False, "max_num_batched_tokens": 512},
+            "max_num_batched_tokens",
+            ("max_num_batched_tokens=512", "max_model_len=4096", "enable_chunked_prefill=True"),
+        ),
+        ({"max_model_len": 4097}, "max_model_len", ("max_model_len=4097", "4096", "Use at most 4096.")),
+    ],
+    ids=["starving", "unchunked", "too long"],
+)
+def test_contradictions_name_both_sides_and_a_way_out(
+    options: dict[str, Any], parameter: str, words: tuple[str, ...]
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolved(**options)
+    assert caught.value.parameter == parameter
+    assert all(word in str(caught.value) for word in words), str(caught.value)
