@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
 
@@ -71,6 +71,10 @@ class PositionLogprobs(Sequence["dict[int, Logprob] | None"]):
 
     def __repr__(self) -> str:
         return repr(list(self))
+
+    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
+        """Copies and pickles are plain lists, so that no tokenizer goes along."""
+        return list, (list(self),)
 
     def _position(self, index: int) -> dict[int, Logprob] | None:
         index -= self._leading

@@ -164,15 +164,15 @@ class EngineProcess:
             EngineDeadError: the process is gone.
         """
         self.check_alive()
-        frames = self._encoder.encode(message)
-        try:
-            with InterruptsDeferred():
-                send(self.input, [ENGINE_IDENTITY, *frames])
-        except zmq.ZMQError as error:
-            raise self.death() from error
-        except BaseException:  # another signal's, with half of a message sent: the next would be taken for its rest
-            self.close()
-            raise
+        frames = [ENGINE_IDENTITY, *self._encoder.encode(message)]
+        with InterruptsDeferred():
+            try:
+                send(self.input, frames)
+            except zmq.ZMQError as error:
+                raise self.death() from error
+            except BaseException:  # another signal's, with half of a message sent: the next would pass for its rest
+                self.close()
+                raise
 
     def check_alive(self) -> None:
         """Raise EngineDeadError if the process is gone."""

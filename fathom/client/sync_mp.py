@@ -9,6 +9,7 @@ from typing import Any
 import zmq
 
 from fathom.client.base import EngineCoreClient, raise_remote
+from fathom.client.interrupts import InterruptsDeferred
 from fathom.client.launch import EngineProcess
 from fathom.wire.codec import Decoder
 from fathom.wire.messages import (
@@ -31,7 +32,7 @@ class SyncMPClient(EngineCoreClient):
     def __init__(self, setup: EngineSetup, engine: EngineProcess, timeout_s: float) -> None:
         self._engine = engine
         self._decoder: Decoder[EngineCoreOutputs | UtilityReply] = Decoder(EngineCoreOutputs | UtilityReply)
-        self._pending: deque[EngineCoreOutputs] = deque()  # outputs that came while a reply was awaited
+        self._outputs: deque[EngineCoreOutputs] = deque()  # received and not yet asked for
         self._last_call_id = 0
         self._poller = zmq.Poller()
         self._poller.register(engine.output, zmq.POLLIN)
@@ -53,37 +54,37 @@ class SyncMPClient(EngineCoreClient):
         self._engine.send(AbortRequests(request_ids))
 
     def get_outputs(self) -> EngineCoreOutputs:
-        if self._pending:
-            return self._pending.popleft()
-        while True:
-            message = self._receive()
-            if isinstance(message, EngineCoreOutputs):
-                return message  # else the reply to a call that was interrupted
+        while not self._outputs:
+            self._receive()
+        return self._outputs.popleft()
 
     def call(self, method: str, *args: Any) -> Any:
         self._last_call_id += 1
         self._engine.send(UtilityCall(self._last_call_id, method, list(args)))
-        while True:
-            message = self._receive()
-            if isinstance(message, EngineCoreOutputs):
-                self._pending.append(message)
-            elif message.call_id == self._last_call_id:
-                if message.error is not None:
-                    raise_remote(message.error)
-                return message.result
+        # A reply with another number is to a call that was interrupted.
+        while (reply := self._receive()) is None or reply.call_id != self._last_call_id:
+            pass
+        if reply.error is not None:
+            raise_remote(reply.error)
+        return reply.result
 
     def close(self) -> None:
         self._engine.close()
+        self._outputs.clear()
 
-    def _receive(self) -> EngineCoreOutputs | UtilityReply:
-        """The next message; EngineDeadError as soon as the process is gone and its last messages are read."""
+    def _receive(self) -> UtilityReply | None:
+        """Wait for a message or for a while; keeps outputs and returns a reply.
+
+        Raises:
+            EngineDeadError: the process is gone and its last messages are read.
+        """
         output = self._engine.output
-        while True:
-            if output.closed:
-                raise self._engine.death()
-            ready = dict(self._poller.poll(_POLL_MS))
-            if output in ready:
-                with contextlib.suppress(zmq.Again):  # there was only the rest of an interrupted one
-                    return self._decoder.decode(receive(output, zmq.NOBLOCK))
-            else:
-                self._engine.check_alive()
+        if output.closed or output not in dict(self._poller.poll(_POLL_MS)):
+            self._engine.check_alive()
+            return None
+        with InterruptsDeferred(), contextlib.suppress(zmq.Again):
+            message = self._decoder.decode(receive(output, zmq.NOBLOCK))
+            if isinstance(message, UtilityReply):
+                return message
+            self._outputs.append(message)
+        return None

@@ -193,14 +193,15 @@ class OutputProcessor:
         completion = _completion(state, delta=kind is RequestOutputKind.DELTA)
         parent = state.parent
         outputs = [completion]
+        num_cached_tokens: int | None = state.num_cached_tokens
         if parent is not None:
             if finished:
-                parent.finish(engine_id, completion)
+                parent.finish(engine_id, completion, state.num_cached_tokens)
             finished = parent.finished
             if kind is RequestOutputKind.FINAL_ONLY:
                 if not finished:
                     return None
-                outputs = parent.outputs
+                outputs, num_cached_tokens = parent.outputs, parent.num_cached_tokens
         return RequestOutput(
             request_id=state.request.request_id,
             prompt=state.request.prompt,
@@ -208,7 +209,7 @@ class OutputProcessor:
             outputs=outputs,
             finished=finished,
             prompt_logprobs=state.prompt_logprobs,
-            num_cached_tokens=state.num_cached_tokens,
+            num_cached_tokens=num_cached_tokens,
             metrics=state.metrics,
         )
 

@@ -45,6 +45,7 @@ def test_every_call_after_kill_9_of_the_engine_names_the_signal(run: Run, tmp: P
                 call(llm)
             except EngineDeadError as error:
                 say(time.time(), error)
+        say(llm.llm_engine.has_unfinished_requests())
         say(len(os.listdir(os.environ["TMPDIR"])))
         llm.shutdown()
         say(len(os.listdir(os.environ["TMPDIR"])))
@@ -61,7 +62,7 @@ def test_every_call_after_kill_9_of_the_engine_names_the_signal(run: Run, tmp: P
         when, _, words = script.line().partition(" ")
         assert float(when) - killed < 1
         assert words == f"the engine process {engine.pid} was killed by SIGKILL"
-    assert [script.line() for _ in range(3)] == ["1", "0", "the engine was shut down"]
+    assert [script.line() for _ in range(4)] == ["False", "1", "0", "the engine was shut down"]
     assert script.finish()[0] == 0
 
 
@@ -229,12 +230,13 @@ def test_shutdown_the_with_block_and_del_end_the_engine_at_once(run: Run) -> Non
 # ---------------------------------------------------------------- Ctrl-C
 
 
-def test_ctrl_c_during_generate_leaves_a_usable_engine(run: Run, tmp: Path) -> None:
-    """Interrupts at many moments: while it tokenises, sends, waits, takes in."""
+@pytest.mark.parametrize("multiprocess", [True, False])
+def test_ctrl_c_during_generate_leaves_a_usable_engine(run: Run, tmp: Path, multiprocess: bool) -> None:
+    """Interrupts at many moments: while it checks prompts, sends them, steps or waits for a step, takes in outputs."""
     rounds = 14
     script = run(
         f"""
-        llm = make_llm()
+        llm = make_llm(multiprocess={multiprocess})
         expected = generate(llm)
         for _ in range({rounds}):
             try:

@@ -111,6 +111,14 @@ def test_malformed_arrays_are_refused(array: Any) -> None:
         Decoder(Box).decode([msgspec.msgpack.encode({"array": array}), b"\0" * 4])
 
 
+def test_an_array_cannot_be_the_body_itself() -> None:
+    size = len(msgspec.msgpack.encode({"array": ["|u1", [0], 0]}))
+    body = msgspec.msgpack.encode({"array": ["|u1", [size], 0]})
+    assert len(body) == size
+    with pytest.raises(msgspec.ValidationError, match="frame 0 of 1"):
+        Decoder(Box).decode([body])
+
+
 @pytest.mark.parametrize("indices", [(1, 0), (0, 1), (-1, 0), (0, -1)])
 def test_a_request_must_refer_to_what_its_message_holds(indices: tuple[int, int]) -> None:
     prompt = np.zeros(2, np.int32)
