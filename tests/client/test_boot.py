@@ -20,7 +20,7 @@ import zmq
 from fathom import LLM, EngineConfig
 from fathom.client.launch import EngineProcess
 from fathom.client.sync_mp import SyncMPClient
-from fathom.errors import CheckpointError, EngineStartError, FathomError, ModelNotFoundError, ValidationError
+from fathom.errors import CheckpointError, EngineStartError, FathomError, ModelNotFoundError
 from fathom.frontend import boot
 from fathom.plugins import load_general_plugins
 from fathom.wire.sockets import ENGINE_IDENTITY
@@ -175,45 +175,52 @@ def test_garbage_and_pickles_on_the_input_socket_are_neither_run_nor_fatal(model
     assert not trace.exists()
 
 
-def test_an_operation_that_fails_is_an_error_and_no_more(
-    model: Path, tmp: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_plugins(
-        tmp, plugin="from fathom.worker.worker import Worker; Worker.odd = lambda self, x: object() if x else x"
-    )
-    monkeypatch.setenv("PYTHONPATH", str(tmp))
-    monkeypatch.syspath_prepend(tmp)
-    monkeypatch.delitem(sys.modules, "some_plugins", raising=False)
-    with LLM(str(model), num_threads=1, multiprocess=True) as llm:
-        assert llm.collective_rpc("odd", (0,)) == [0]
-        with pytest.raises(FathomError, match="object cannot cross the process boundary"):
-            llm.collective_rpc("odd", (1,))
-        with pytest.raises(FathomError, match="TypeError"):
-            llm.collective_rpc("odd")
-        with pytest.raises(ValidationError, match="unknown control operation 'nothing'"):
+def test_an_operation_that_fails_is_an_error_and_no_more(run: Run, tmp: Path) -> None:
+    write_plugins(tmp, odd="from fathom.worker.worker import Worker; Worker.odd = lambda self, x: object() if x else x")
+    script = run(
+        """
+        llm = make_llm()
+        for arguments in ((0,), (1,), ()):
+            try:
+                say(llm.collective_rpc("odd", arguments))
+            except Exception as error:
+                say(type(error).__name__, str(error).splitlines()[0])
+        try:
             llm.llm_engine.engine_core.call("nothing")
-        assert llm.reset_prefix_cache() is True
+        except Exception as error:
+            say(error)
+        say(llm.reset_prefix_cache())
+        """,
+        PYTHONPATH=os.pathsep.join([str(tmp), *sys.path]),
+    )
+    lines = [script.line() for _ in range(5)]
+    assert lines[0] == "[0]"
+    assert lines[1].endswith("object cannot cross the process boundary")
+    assert lines[2].startswith("FathomError TypeError")
+    assert lines[3].startswith("unknown control operation 'nothing'; there are ")
+    assert lines[4] == "True"
 
 
 # ---------------------------------------------------------------- what reaches it: plugins and sitecustomize
 
 
 def write_plugins(folder: Path, **functions: str) -> None:
-    """A distribution whose general plugins append their name and their process's id to a file."""
+    """A distribution with general plugins; `note(name)` in them appends the name and the process's id to a file."""
+    module_name = f"plugins_of_{folder.name}"
     info = folder / "some_plugins-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: some-plugins\nVersion: 1.0\n")
-    lines = [f"{name} = some_plugins:{name}" for name in functions]
+    lines = [f"{name} = {module_name}:{name}" for name in functions]
     (info / "entry_points.txt").write_text("\n".join(["[fathom.general_plugins]", *lines]))
     module = ["import os", f"LOG = {str(folder / 'log')!r}", "def note(name):"]
     module += ["    with open(LOG, 'a') as file: file.write(f'{name} {os.getpid()}\\n')"]
     module += [f"def {name}(): {body}" for name, body in functions.items()]
-    (folder / "some_plugins.py").write_text("\n".join(module))
+    (folder / f"{module_name}.py").write_text("\n".join(module))
 
 
 def test_plugins_and_sitecustomize_reach_both_processes(run: Run, tmp: Path) -> None:
     write_plugins(tmp, good="note('good')", bad="1 / 0", unwanted="note('unwanted')")
-    (tmp / "sitecustomize.py").write_text("import some_plugins; some_plugins.note('site')")
+    (tmp / "sitecustomize.py").write_text(f"import plugins_of_{tmp.name} as plugins; plugins.note('site')")
     script = run(
         'llm = make_llm(); say("up"); sys.stdin.read()',
         PYTHONPATH=os.pathsep.join([str(tmp), *sys.path]),
@@ -233,7 +240,6 @@ def test_fathom_plugins_says_which_run(
 ) -> None:
     write_plugins(tmp, one="note('one')", two="note('two')")
     monkeypatch.syspath_prepend(tmp)
-    monkeypatch.delitem(sys.modules, "some_plugins", raising=False)
     monkeypatch.delenv("FATHOM_PLUGINS", raising=False)
     if wanted is not None:
         monkeypatch.setenv("FATHOM_PLUGINS", wanted)

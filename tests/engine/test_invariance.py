@@ -86,7 +86,7 @@ def test_preemption(case) -> None:
     bytes_per_token = sum(spec.bytes_per_token for spec in specs)
     with make_llm(folder, kv_cache_memory_bytes=170 * bytes_per_token, max_num_batched_tokens=32) as llm:
         assert tokens(llm) == alone
-        assert llm.get_stats().num_preemptions > 0
+        assert llm.get_stats()["num_preemptions"] > 0
 
 
 @pytest.mark.parametrize("size", [1, 7, 64])

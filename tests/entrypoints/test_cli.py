@@ -109,6 +109,7 @@ def test_sampling_flags(command: Any) -> None:
         (("a", "--max-tokens", "x"), 2, "fathom generate: argument --max-tokens: invalid int value: 'x'"),
         (("a", "--max-tokens", "0"), 1, "fathom: max_tokens must be at least 1, got 0."),
         (("a", "--temperature", "-1"), 1, "fathom: temperature must be in [0, 2], got -1.0."),
+        (("a", "--model", "nonsense", "--top-p", "7"), 1, "fathom: top_p must be in (0, 1], got 7.0."),
         (("a", "--temperature", "nan"), 1, "fathom: temperature must be a finite number, got nan."),
         (("a", "--stop", ""), 1, "fathom: stop must hold non-empty strings, got ''."),
         (("a", "--block-size", "0"), 1, "fathom: block_size must be at least 1, got 0."),

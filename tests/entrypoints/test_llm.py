@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import subprocess
 import sys
 import textwrap
 from array import array
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from fathom import LLM, CompletionOutput, RequestOutput, SamplingParams
-from fathom.errors import ConfigError, ContextLengthError, EngineDeadError, ModelNotFoundError, ValidationError
+from fathom.errors import ContextLengthError, EngineDeadError, ValidationError
 from tests.entrypoints.conftest import MAX_MODEL_LEN, make_llm
 
 TEXT = "Tiny models with random weights"
@@ -106,6 +106,11 @@ def test_a_salt_keeps_prefixes_apart_and_changes_no_answer(llm: LLM) -> None:
     assert [output.num_cached_tokens for output in others] == [0, 0]
     assert [output.num_cached_tokens for output in again] == [48, 48, 48]
     assert len({tuple(output.outputs[0].token_ids) for output in (first, *others, *again)}) == 1
+
+
+def test_prompts_may_come_from_a_generator(llm: LLM) -> None:
+    outputs = generate(llm, ([5, index] for index in range(3)))
+    assert [output.prompt_token_ids for output in outputs] == [[5, 0], [5, 1], [5, 2]]
 
 
 def test_no_prompts(llm: LLM) -> None:
@@ -251,6 +256,32 @@ def test_parameters_changed_after_they_were_made_are_checked_again(llm: LLM) -> 
         generate(llm, [[5]], params)
 
 
+def test_ids_that_would_meet_in_the_engine_are_refused(llm: LLM) -> None:
+    engine = llm.llm_engine
+    several = SamplingParams(n=2, max_tokens=2, ignore_eos=True)
+    for ids, params in (
+        (["a", "a"], [GREEDY, GREEDY]),
+        (["a", "0_a"], [several, GREEDY]),  # what n answers are called inside
+        (["1_a", "a"], [GREEDY, several]),
+    ):
+        with pytest.raises(ValidationError, match=r"request id '.*a' is in use"):
+            engine.add_requests(ids, [[5], [6]], params)
+        assert not engine.has_unfinished_requests()
+    engine.add_request("a", [5], several)
+    for taken in ("a", "0_a"):
+        with pytest.raises(ValidationError, match="is in use"):
+            engine.add_request(taken, [5], GREEDY)
+    assert [output.outputs[0].finish_reason for output in engine.abort_request(["a", "unknown"])] == ["abort"] * 2
+
+
+def test_calls_from_several_threads_take_turns(llm: LLM) -> None:
+    prompts = [[[20 + 7 * caller + index] * 5 for index in range(3)] for caller in range(4)]
+    expected = [[output.outputs[0].token_ids for output in generate(llm, batch)] for batch in prompts]
+    with ThreadPoolExecutor(4) as pool:
+        results = pool.map(lambda batch: generate(llm, batch), prompts)
+    assert [[output.outputs[0].token_ids for output in result] for result in results] == expected
+
+
 def test_priority_orders_the_waiting(tiny: Callable[[str], Path]) -> None:
     with make_llm(tiny("llama-gqa"), max_num_seqs=1, scheduling_policy="priority") as llm:
         outputs = generate(llm, [[5], [6], [7], [8]], priority=[3, -1, 2, -1])
@@ -336,110 +367,3 @@ def test_a_script_that_just_ends_leaves_quietly(tiny: Callable[[str], Path]) -> 
     )
     assert (run.returncode, run.stdout) == (0, "3\n"), run.stderr
     assert "Traceback" not in run.stderr
-
-
-# ---------------------------------------------------------------- the constructor
-
-
-def test_an_unknown_option(tiny: Callable[[str], Path]) -> None:
-    with pytest.raises(TypeError, match="unknown engine option 'max_seq_len'; did you mean 'max_model_len'"):
-        make_llm(tiny("llama-gqa"), max_seq_len=5)
-
-
-@pytest.mark.parametrize("model", [None, 5])
-def test_a_model_is_a_name_or_a_path(model: Any) -> None:
-    with pytest.raises(ConfigError, match="model must be str"):
-        LLM(model)
-
-
-def test_a_model_that_is_nowhere() -> None:
-    with pytest.raises(ModelNotFoundError) as caught:
-        LLM("smolm2-135m", multiprocess=False)
-    assert "local folder" in str(caught.value)
-    assert "catalogue" in str(caught.value)
-    assert "Did you mean 'smollm2-135m'?" in str(caught.value)
-
-
-def test_vllm_s_neutral_options_are_accepted(tiny: Callable[[str], Path]) -> None:
-    with LLM(
-        tiny("llama-gqa"),
-        multiprocess=False,
-        num_threads=1,
-        max_model_len=32,
-        tensor_parallel_size=1,
-        pipeline_parallel_size=1,
-        quantization=None,
-        trust_remote_code=True,
-        enforce_eager=True,
-        kv_cache_dtype="auto",
-        tokenizer_mode="auto",
-        skip_tokenizer_init=False,
-        swap_space=4,
-        cpu_offload_gb=0,
-        enable_lora=False,
-        speculative_config=None,
-        hf_overrides={},
-        disable_custom_all_reduce=True,
-        gpu_memory_utilization=0.5,
-        generation_config="vllm",
-        dtype=torch.float32,
-    ) as llm:
-        assert llm.llm_engine.config.model.generation_config == "none"
-        assert llm.llm_engine.config.model.dtype == "float32"
-        assert len(generate(llm, [[5]])[0].outputs[0].token_ids) == 6
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("tensor_parallel_size", 2),
-        ("quantization", "awq"),
-        ("enable_lora", True),
-        ("kv_cache_dtype", "fp8"),
-        ("skip_tokenizer_init", True),
-        ("speculative_config", {"model": "x"}),
-        ("runner", "pooling"),
-    ],
-)
-def test_what_vllm_can_and_fathom_cannot_is_refused_by_name(tiny: Callable[[str], Path], name: str, value: Any) -> None:
-    with pytest.raises(ConfigError) as caught:
-        make_llm(tiny("llama-gqa"), **{name: value})
-    assert str(caught.value).startswith(f"{name}={value!r} is not supported. Leave it out, or at ")
-    assert caught.value.parameter == name
-
-
-@pytest.mark.parametrize(("given", "dtype"), [("float16", "float16"), ("half", "float16"), ("bfloat16", "bfloat16")])
-def test_narrow_types_run(tiny: Callable[[str], Path], given: str, dtype: str) -> None:
-    with make_llm(tiny("llama-gqa"), dtype=given) as llm:
-        assert llm.llm_engine.config.model.dtype == dtype
-        assert llm.collective_rpc("get_kv_cache_specs")[0][0].bytes_per_token == 2 * 2 * 16 * 2
-        (output,) = generate(llm, [[5, 6, 7]], SamplingParams(temperature=0.0, max_tokens=4, logprobs=2))
-        assert output.outputs[0].finish_reason in ("length", "stop")
-        assert all(np.isfinite([entry.logprob for entry in step.values()]).all() for step in output.outputs[0].logprobs)
-
-
-@pytest.mark.parametrize("with_tokenizer", [True, False])
-def test_dummy_weights_need_a_config_alone(
-    tiny: Callable[[str], Path], tmp_path: Path, caplog: pytest.LogCaptureFixture, with_tokenizer: bool
-) -> None:
-    for name in ("config.json", "tokenizer.json") if with_tokenizer else ("config.json",):
-        (tmp_path / name).write_bytes((tiny("llama-gqa") / name).read_bytes())
-    with pytest.raises(ModelNotFoundError, match=r"model\.safetensors"):
-        make_llm(tmp_path)
-    with caplog.at_level(logging.WARNING, "fathom"), make_llm(tmp_path, load_format="dummy") as llm:
-        answers = generate(llm, [[5, 6], [7]], SamplingParams(temperature=0.0, max_tokens=3, logprobs=1))
-        assert [len(output.outputs[0].token_ids) for output in answers] == [3, 3]
-        if with_tokenizer:
-            assert generate(llm, TEXT)[0].prompt == TEXT
-            return
-        assert "prompts must be token ids" in caplog.text
-        assert answers[0].outputs[0].text == ""
-        assert next(iter(answers[0].outputs[0].logprobs[0].values())).decoded_token is None
-        for call in (
-            lambda: generate(llm, TEXT),
-            lambda: generate(llm, [[5]], SamplingParams(stop="a")),
-            lambda: generate(llm, [[5]], SamplingParams(bad_words=["a"])),
-            lambda: llm.chat([{"role": "user", "content": "a"}]),
-        ):
-            with pytest.raises(ValidationError, match="tokenizer"):
-                call()

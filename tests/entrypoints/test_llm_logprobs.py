@@ -191,3 +191,14 @@ def test_each_of_several_answers_comes_with_the_prompt_s(llm: LLM) -> None:
     (single,) = llm.generate([PROMPT], SamplingParams(max_tokens=1, prompt_logprobs=1), use_tqdm=False)
     assert output.prompt_logprobs == single.prompt_logprobs
     assert [len(answer.logprobs) for answer in output.outputs] == [2, 2, 2]
+
+
+def test_a_prompt_that_is_given_up_half_way_leaves_nothing(tiny: Callable[[str], Path]) -> None:
+    asking = SamplingParams(temperature=0.0, max_tokens=3, prompt_logprobs=1, ignore_eos=True)
+    with make_llm(tiny("llama-gqa"), max_num_batched_tokens=8) as llm:
+        llm.llm_engine.add_request("gone", PROMPT, asking)
+        llm.llm_engine.step()
+        llm.llm_engine.abort_request(["gone"])
+        (output,) = llm.generate([PROMPT], asking, use_tqdm=False)
+        assert output.outputs[0].finish_reason == "length"
+        assert len(output.prompt_logprobs) == len(PROMPT)

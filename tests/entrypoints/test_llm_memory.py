@@ -146,20 +146,30 @@ def test_nothing_of_a_preemption_shows(tiny: Callable[[str], Path], block_bytes:
         assert sum(output.metrics.num_preemptions for output in crowd) > 3
     for one, many in zip(alone, crowd, strict=True):
         expected, found = one.outputs[0], many.outputs[0]
-        assert (found.token_ids, found.text, found.finish_reason) == (
-            expected.token_ids,
-            expected.text,
-            expected.finish_reason,
-        )
+        assert (found.token_ids, found.text) == (expected.token_ids, expected.text)
+        assert (found.finish_reason, found.stop_reason) == (expected.finish_reason, expected.stop_reason)
         if found.logprobs is not None:
-            assert len(found.logprobs) == len(found.token_ids)
-            reference = reference_logprobs(oracle, many.prompt_token_ids, found.token_ids)
-            for position, (scores, token) in enumerate(zip(reference, found.token_ids, strict=True)):
-                assert found.logprobs[position][token].logprob == pytest.approx(scores[token].item(), abs=1e-4)
+            check_chosen(oracle, many.prompt_token_ids, found.token_ids, found.logprobs)
         if many.prompt_logprobs is not None:
-            assert len(many.prompt_logprobs) == len(many.prompt_token_ids)
-            reference = reference_logprobs(oracle, many.prompt_token_ids[:1], many.prompt_token_ids[1:])
-            for scores, token, entries in zip(
-                reference, many.prompt_token_ids[1:], list(many.prompt_logprobs)[1:], strict=True
-            ):
-                assert entries[token].logprob == pytest.approx(scores[token].item(), abs=1e-4)
+            check_chosen(oracle, many.prompt_token_ids[:1], many.prompt_token_ids[1:], many.prompt_logprobs[1:])
+
+
+def test_a_prompt_that_is_preempted_half_way_is_scored_once(tiny: Callable[[str], Path], block_bytes: int) -> None:
+    short = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
+    scored = SamplingParams(temperature=0.0, max_tokens=3, prompt_logprobs=1, ignore_eos=True)
+    prompts = [[5, 6], [7, 8], [9, 10], [60 + index for index in range(60)]]
+    limits = {"max_num_batched_tokens": 4, "max_num_seqs": 4}  # one token of the prompt a step, beside three decodes
+    with make_llm(tiny("llama-gqa"), kv_cache_memory_bytes=12 * block_bytes, **limits) as small:
+        outputs = small.generate(prompts, [short, short, short, scored], use_tqdm=False)
+    assert outputs[3].metrics.num_preemptions > 0
+    oracle = load_oracle(tiny("llama-gqa"))
+    check_chosen(oracle, prompts[3][:1], prompts[3][1:], outputs[3].prompt_logprobs[1:])
+    check_greedy(oracle, prompts[3], outputs[3].outputs[0].token_ids)
+
+
+def check_chosen(oracle: Any, prompt: list[int], chosen: list[int], positions: Any) -> None:
+    """Each position has its chosen token's score, to 1e-4."""
+    scores = reference_logprobs(oracle, prompt, chosen)
+    assert len(positions) == len(chosen)
+    for reference, token, entries in zip(scores, chosen, positions, strict=True):
+        assert entries[token].logprob == pytest.approx(reference[token].item(), abs=1e-4)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,13 @@ PROMPT = [5, 6, 7, 5, 6, 7, 5, 6]
 @pytest.fixture(scope="module")
 def oracle(tiny: Callable[[str], Path]) -> transformers.PreTrainedModel:
     return load_oracle(tiny("llama-gqa"))
+
+
+@pytest.fixture(scope="module")
+def scoring_llm(tiny: Callable[[str], Path]) -> Iterator[LLM]:
+    """An engine whose logprobs are the logits that a token was chosen from."""
+    with make_llm(tiny("llama-gqa"), logprobs_mode="processed_logits", max_logprobs=-1) as made:
+        yield made
 
 
 @torch.no_grad()
@@ -95,6 +102,8 @@ def test_min_tokens_masks_every_way_to_stop(oracle: Any, answer: Callable[..., A
         sequence.append(token)
     ignored = answer([PROMPT], max_tokens=12, min_tokens=5, ignore_eos=True, logit_bias={EOS: 100.0})
     assert ignored.token_ids == [EOS] * 12
+    insisting = answer([PROMPT], force=[9, EOS, 40, EOS], max_tokens=12, min_tokens=4, stop_token_ids=[40])
+    assert insisting.token_ids == [9, EOS, 40, EOS]  # even if a custom processor has its way
 
 
 def test_bad_words_are_blocked_with_and_without_a_space(llm: LLM, answer: Callable[..., Any]) -> None:
@@ -142,25 +151,28 @@ def test_odd_bad_words(llm: LLM, answer: Callable[..., Any]) -> None:
     [(2.0, 0.0, 1.0), (0.0, 2.0, 1.0), (1.5, 0.7, 1.0), (-2.0, 0.0, 1.0), (0.0, 0.0, 1.3), (0.5, -0.5, 1.2)],
 )
 def test_penalties_against_a_replay(
-    oracle: Any, answer: Callable[..., Any], presence: float, frequency: float, repetition: float
+    scoring_llm: LLM, oracle: Any, presence: float, frequency: float, repetition: float
 ) -> None:
-    found = answer(
-        [PROMPT],
-        max_tokens=24,
+    params = SamplingParams(
+        temperature=0.0,
+        max_tokens=16,
         presence_penalty=presence,
         frequency_penalty=frequency,
         repetition_penalty=repetition,
+        logprobs=-1,
         ignore_eos=True,
     )
-    output: list[int] = []
-    for token in found.token_ids:
-        logits = next_logits(oracle, PROMPT + output)
-        counts = np.bincount(output, minlength=len(logits)) if output else np.zeros(len(logits), int)
-        seen = np.union1d(PROMPT, output).astype(int)
+    (output,) = scoring_llm.generate([PROMPT], params, use_tqdm=False)
+    sequence: list[int] = []
+    for token, entries in zip(output.outputs[0].token_ids, output.outputs[0].logprobs, strict=True):
+        logits = next_logits(oracle, PROMPT + sequence)
+        counts = np.bincount(sequence, minlength=512) if sequence else np.zeros(512, int)
+        seen = np.union1d(PROMPT, sequence).astype(int)
         logits[seen] = np.where(logits[seen] > 0, logits[seen] / repetition, logits[seen] * repetition)
         logits = logits - frequency * counts - presence * (counts > 0)
+        np.testing.assert_allclose([entries[i].logprob for i in range(512)], logits, atol=1e-4, rtol=1e-4)
         assert token == int(logits.argmax())
-        output.append(token)
+        sequence.append(token)
 
 
 def test_the_first_token_of_an_answer_knows_no_presence_and_no_frequency(answer: Callable[..., Any]) -> None:
@@ -171,17 +183,19 @@ def test_the_first_token_of_an_answer_knows_no_presence_and_no_frequency(answer:
 
 
 def test_repetition_penalty_is_that_of_transformers(oracle: Any, answer: Callable[..., Any]) -> None:
+    options = {"max_tokens": 32, "min_tokens": 32}
+    prompt = PROMPT + answer([PROMPT], **options).token_ids  # tokens that the model likes are in the prompt
     expected = oracle.generate(
-        torch.tensor([PROMPT]),
-        attention_mask=torch.ones(1, len(PROMPT), dtype=torch.long),
+        torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
         max_new_tokens=32,
         min_new_tokens=32,
         do_sample=False,
         repetition_penalty=1.3,
         pad_token_id=0,
-    )[0, len(PROMPT) :].tolist()
-    found = answer([PROMPT], max_tokens=32, repetition_penalty=1.3, min_tokens=32)
-    assert found.token_ids == expected
+    )[0, len(prompt) :].tolist()
+    assert answer([prompt], repetition_penalty=1.3, **options).token_ids == expected
+    assert answer([prompt], **options).token_ids != expected
 
 
 # ---------------------------------------------------------------- extreme floats (C23)

@@ -119,6 +119,12 @@ def test_the_neighbours_of_a_stopped_request_go_on(llm: LLM) -> None:
     assert long.token_ids == other.token_ids
 
 
+def test_the_engine_drops_a_request_that_a_stop_string_ended(llm: LLM, answer: Callable[..., Any]) -> None:
+    found = answer([[5]], force=ids(llm, "one two three"), stop="two", max_tokens=100, ignore_eos=True)
+    assert found.text == "one "
+    assert llm.get_stats()["num_running"] == 0
+
+
 # ---------------------------------------------------------------- stop ids and end of sequence
 
 

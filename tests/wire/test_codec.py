@@ -25,7 +25,7 @@ from fathom.wire.messages import (
 from tests.wire.strategies import arrays, same, sampling_params, values
 
 MESSAGES = [(ToEngine, kind) for kind in get_args(ToEngine)] + [(FromEngine, kind) for kind in get_args(FromEngine)]
-slow_strategies = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+slow_strategies = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 class Box(msgspec.Struct):
@@ -144,7 +144,7 @@ def test_random_bytes_are_refused(frames: list[bytes]) -> None:
         Decoder(ToEngine).decode(frames)
 
 
-@settings(slow_strategies, max_examples=200)
+@settings(slow_strategies, max_examples=100)
 @given(message=values(AddRequests), position=st.integers(0, 10_000), byte=st.integers(0, 255))
 def test_a_message_with_a_wrong_byte_is_refused_or_read_but_never_a_crash(
     message: AddRequests, position: int, byte: int

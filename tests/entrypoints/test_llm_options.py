@@ -1,0 +1,127 @@
+"""LLM's constructor: options that exist, that vLLM has, and that nobody has; types and weights of the model."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fathom import LLM, RequestOutput, SamplingParams
+from fathom.errors import ConfigError, ModelNotFoundError, ValidationError
+from tests.entrypoints.conftest import make_llm
+
+TEXT = "Tiny models with random weights"
+GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+
+
+def generate(llm: LLM, prompts: Any, params: Any = GREEDY) -> list[RequestOutput]:
+    return llm.generate(prompts, params, use_tqdm=False)
+
+
+def test_an_unknown_option(tiny: Callable[[str], Path]) -> None:
+    with pytest.raises(TypeError, match="unknown engine option 'max_seq_len'; did you mean 'max_model_len'"):
+        make_llm(tiny("llama-gqa"), max_seq_len=5)
+
+
+@pytest.mark.parametrize("model", [None, 5])
+def test_a_model_is_a_name_or_a_path(model: Any) -> None:
+    with pytest.raises(ConfigError, match="model must be str"):
+        LLM(model)
+
+
+def test_a_model_that_is_nowhere() -> None:
+    with pytest.raises(ModelNotFoundError) as caught:
+        LLM("smolm2-135m", multiprocess=False)
+    assert "local folder" in str(caught.value)
+    assert "catalogue" in str(caught.value)
+    assert "Did you mean 'smollm2-135m'?" in str(caught.value)
+
+
+def test_vllm_s_neutral_options_are_accepted(tiny: Callable[[str], Path]) -> None:
+    with LLM(
+        tiny("llama-gqa"),
+        multiprocess=False,
+        num_threads=1,
+        max_model_len=32,
+        tensor_parallel_size=1,
+        pipeline_parallel_size=1,
+        quantization=None,
+        trust_remote_code=True,
+        enforce_eager=True,
+        kv_cache_dtype="auto",
+        tokenizer_mode="auto",
+        skip_tokenizer_init=False,
+        swap_space=4,
+        cpu_offload_gb=0,
+        enable_lora=False,
+        speculative_config=None,
+        hf_overrides={},
+        disable_custom_all_reduce=True,
+        gpu_memory_utilization=0.5,
+        generation_config="vllm",
+        dtype=torch.float32,
+    ) as llm:
+        assert llm.llm_engine.config.model.generation_config == "none"
+        assert llm.llm_engine.config.model.dtype == "float32"
+        assert len(generate(llm, [[5]])[0].outputs[0].token_ids) == 6
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("tensor_parallel_size", 2),
+        ("quantization", "awq"),
+        ("enable_lora", True),
+        ("kv_cache_dtype", "fp8"),
+        ("skip_tokenizer_init", True),
+        ("speculative_config", {"model": "x"}),
+        ("runner", "pooling"),
+    ],
+)
+def test_what_vllm_can_and_fathom_cannot_is_refused_by_name(tiny: Callable[[str], Path], name: str, value: Any) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make_llm(tiny("llama-gqa"), **{name: value})
+    assert str(caught.value).startswith(f"{name}={value!r} is not supported. Leave it out, or at ")
+    assert caught.value.parameter == name
+
+
+@pytest.mark.parametrize(("given", "dtype"), [("float16", "float16"), ("half", "float16"), ("bfloat16", "bfloat16")])
+def test_narrow_types_run(tiny: Callable[[str], Path], given: str, dtype: str) -> None:
+    with make_llm(tiny("llama-gqa"), dtype=given) as llm:
+        assert llm.llm_engine.config.model.dtype == dtype
+        assert llm.collective_rpc("get_kv_cache_specs")[0][0].bytes_per_token == 2 * 2 * 16 * 2
+        (output,) = generate(llm, [[5, 6, 7]], SamplingParams(temperature=0.0, max_tokens=4, logprobs=2))
+        assert output.outputs[0].finish_reason in ("length", "stop")
+        assert all(np.isfinite([entry.logprob for entry in step.values()]).all() for step in output.outputs[0].logprobs)
+
+
+@pytest.mark.parametrize("with_tokenizer", [True, False])
+def test_dummy_weights_need_a_config_alone(
+    tiny: Callable[[str], Path], tmp_path: Path, caplog: pytest.LogCaptureFixture, with_tokenizer: bool
+) -> None:
+    for name in ("config.json", "tokenizer.json") if with_tokenizer else ("config.json",):
+        (tmp_path / name).write_bytes((tiny("llama-gqa") / name).read_bytes())
+    with pytest.raises(ModelNotFoundError, match=r"model\.safetensors"):
+        make_llm(tmp_path)
+    with caplog.at_level(logging.WARNING, "fathom"), make_llm(tmp_path, load_format="dummy") as llm:
+        answers = generate(llm, [[5, 6], [7]], SamplingParams(temperature=0.0, max_tokens=3, logprobs=1))
+        assert [len(output.outputs[0].token_ids) for output in answers] == [3, 3]
+        if with_tokenizer:
+            assert generate(llm, TEXT)[0].prompt == TEXT
+            return
+        assert "prompts must be token ids" in caplog.text
+        assert answers[0].outputs[0].text == ""
+        assert next(iter(answers[0].outputs[0].logprobs[0].values())).decoded_token is None
+        for call in (
+            lambda: generate(llm, TEXT),
+            lambda: generate(llm, [[5]], SamplingParams(stop="a")),
+            lambda: generate(llm, [[5]], SamplingParams(bad_words=["a"])),
+            lambda: llm.chat([{"role": "user", "content": "a"}]),
+        ):
+            with pytest.raises(ValidationError, match="tokenizer"):
+                call()
