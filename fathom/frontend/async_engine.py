@@ -12,7 +12,7 @@ from fathom.client.async_mp import AsyncMPClient
 from fathom.client.base import AsyncEngineCoreClient
 from fathom.client.launch import EngineProcess
 from fathom.config import EngineConfig
-from fathom.errors import EngineDeadError, FathomError, RequestFailedError
+from fathom.errors import ConfigError, EngineDeadError, FathomError, RequestFailedError
 from fathom.frontend import boot
 from fathom.frontend.add_message import build_add_message
 from fathom.frontend.control import ControlMixin
@@ -55,6 +55,13 @@ class AsyncLLM(ControlMixin):
         Raises:
             whatever is wrong with config or model; the engine's own error if it fails to start.
         """
+        if not boot.uses_own_process(config):
+            raise ConfigError(
+                "AsyncLLM needs an engine process of its own: a step in this one would block the loop.",
+                parameter="multiprocess",
+                value=False,
+                hint="Leave it out (and FATHOM_ENABLE_MULTIPROCESSING at 1), or use LLMEngine.",
+            )
         started = time.perf_counter()
         process = EngineProcess()
         try:

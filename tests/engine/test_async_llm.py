@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fathom import LLM, AsyncLLM, EngineConfig, RequestOutput, RequestOutputKind, SamplingParams
-from fathom.errors import EngineDeadError, ValidationError
+from fathom.errors import ConfigError, EngineDeadError, ValidationError
 
 OPTIONS: dict[str, Any] = {"num_threads": 1, "show_progress": False, "seed": 0}
 PROMPTS = ["The capital of France is", "Once upon a time", "def f(x):", "a", "The sea " * 20] * 3
@@ -307,3 +307,10 @@ def test_shutdown_ends_open_generators_and_calls(model: Path) -> None:
         assert asyncio.all_tasks() == tasks
 
     asyncio.run(asyncio.wait_for(shut_down(), 30))
+
+
+def test_in_process_is_refused_by_name(model: Path) -> None:
+    config = EngineConfig.from_options(model=str(model), multiprocess=False)
+    with pytest.raises(ConfigError, match="AsyncLLM needs an engine process of its own") as caught:
+        asyncio.run(AsyncLLM.start(config))
+    assert caught.value.parameter == "multiprocess"
