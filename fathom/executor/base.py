@@ -18,7 +18,7 @@ class Executor(ABC):
 
     @abstractmethod
     def shutdown(self) -> None:
-        """Let the workers go. May be called twice."""
+        """Let the workers go; the last call."""
 
     def get_kv_cache_specs(self) -> list[LayerKVSpec]:
         """What each attention layer of the model stores, in order of the layers."""

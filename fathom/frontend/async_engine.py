@@ -19,6 +19,7 @@ from fathom.frontend.control import ControlMixin
 from fathom.frontend.input_processor import Prompt
 from fathom.frontend.output_processor import OutputProcessor
 from fathom.frontend.stats import StatsLogger
+from fathom.log import setup_logging
 from fathom.outputs import RequestOutput
 from fathom.params import SamplingParams
 
@@ -55,14 +56,15 @@ class AsyncLLM(ControlMixin):
         Raises:
             whatever is wrong with config or model; the engine's own error if it fails to start.
         """
-        if not boot.uses_own_process(config):
+        if config.runtime.multiprocess is False:
             raise ConfigError(
                 "AsyncLLM needs an engine process of its own: a step in this one would block the loop.",
                 parameter="multiprocess",
                 value=False,
-                hint="Leave it out (and FATHOM_ENABLE_MULTIPROCESSING at 1), or use LLMEngine.",
+                hint="Leave it out, or use LLMEngine.",
             )
         started = time.perf_counter()
+        setup_logging()
         process = EngineProcess()
         try:
             prepared = await asyncio.to_thread(boot.prepare, config)

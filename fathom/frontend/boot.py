@@ -22,7 +22,6 @@ from fathom.frontend.sampling_defaults import default_sampling_params
 from fathom.frontend.tokenizer.load import load_tokenizer
 from fathom.frontend.tokenizer.tokenizer import Tokenizer
 from fathom.hardware import detect_hardware
-from fathom.log import setup_logging
 from fathom.model_config import load_generation_config, load_model_config
 from fathom.plugins import load_general_plugins
 from fathom.resolve import resolve
@@ -57,7 +56,6 @@ def prepare(config: EngineConfig) -> Prepared:
     Raises:
         ModelNotFoundError, UnsupportedModelError, CheckpointError, ConfigError: before anything was started.
     """
-    setup_logging()
     load_general_plugins()
     dummy = config.model.load_format == "dummy"
     model = resolve_model(config.model.model, config.model.revision, need_weights=not dummy)

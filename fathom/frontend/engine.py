@@ -18,6 +18,7 @@ from fathom.frontend.control import ControlMixin
 from fathom.frontend.input_processor import Prompt
 from fathom.frontend.output_processor import OutputProcessor
 from fathom.frontend.stats import StatsLogger
+from fathom.log import setup_logging
 from fathom.outputs import RequestOutput
 from fathom.params import SamplingParams
 
@@ -41,19 +42,20 @@ class LLMEngine(ControlMixin):
 
     def __init__(self, config: EngineConfig) -> None:
         started = time.perf_counter()
+        setup_logging()
         process = EngineProcess() if boot.uses_own_process(config) else None
         try:
             prepared = boot.prepare(config)
             self.engine_core = EngineCoreClient.make_client(prepared.setup, process, boot.ready_timeout_s(config))
             self.tokenizer = boot.load_caller_tokenizer(prepared)
             self.ready = self.engine_core.wait_ready()
+            self.config = boot.fitted_config(prepared.setup.config, self.ready)
+            self.input_processor = boot.make_input_processor(prepared, self.config, self.tokenizer)
         except BaseException:
             if process is not None:
                 process.close()
             raise
-        self.config = boot.fitted_config(prepared.setup.config, self.ready)
         self.model_config = prepared.setup.model_config
-        self.input_processor = boot.make_input_processor(prepared, self.config, self.tokenizer)
         self.output_processor = OutputProcessor(self.tokenizer)
         self.stats = StatsLogger()
         logger.info("engine ready in %.2f s", time.perf_counter() - started)
