@@ -36,6 +36,9 @@ class ModelOptions:
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = option(
         "auto", "Type of weights and computation; auto picks what is right and fast on the device."
     )
+    weights: Literal["auto", "packed", "dense"] = option(
+        "auto", "Keep GGUF weights packed and multiply in int8, or decode them to dtype."
+    )
     load_format: Literal["auto", "dummy"] = option("auto", "dummy: random weights from config.json alone.")
     max_model_len: int | None = option(None, "Longest sequence, prompt and answer; default: what the model allows.")
     seed: int | None = option(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +14,15 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True)
 class Hardware:
-    """cores: processors this process may run on. total_memory, available_memory: bytes, cgroup included."""
+    """cores: processors this process may run on. total_memory, available_memory: bytes, cgroup included.
+
+    native_kernels: whether the compiled CPU kernels are installed.
+    """
 
     cores: int
     total_memory: int
     available_memory: int
+    native_kernels: bool
 
 
 def detect_hardware() -> Hardware:
@@ -28,7 +33,8 @@ def detect_hardware() -> Hardware:
     if limit is not None and limit < total:
         total = limit
         available = min(available, max(0, limit - used))
-    return Hardware(cores=_usable_cores(), total_memory=total, available_memory=available)
+    native_kernels = importlib.util.find_spec("fathom._cpu") is not None
+    return Hardware(_usable_cores(), total, available, native_kernels)
 
 
 def limit_openmp_spinning() -> None:

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from fathom.config import EngineConfig
 from fathom.errors import ConfigError
 from fathom.hardware import Hardware
 from fathom.model_config.values import ModelConfig
 
+FileFormat = Literal["safetensors", "gguf"]
+
 DEFAULT_MAX_NUM_SEQS = 256
 DEFAULT_MAX_NUM_BATCHED_TOKENS = 2048
 
 
-def resolve(config: EngineConfig, model: ModelConfig, hardware: Hardware) -> tuple[EngineConfig, list[str]]:
+def resolve(
+    config: EngineConfig, model: ModelConfig, file_format: FileFormat, hardware: Hardware
+) -> tuple[EngineConfig, list[str]]:
     """Replace every "auto" and None that depends on model and machine.
+
+    Args:
+        file_format: of the model's checkpoint.
 
     Returns:
         the resolved config, and one sentence for each choice that was made.
@@ -28,8 +37,10 @@ def resolve(config: EngineConfig, model: ModelConfig, hardware: Hardware) -> tup
     if threads is None:
         threads = hardware.cores
         reasons.append(f"num_threads={threads}: the physical cores that this process may use")
+    weights = _weights(config, file_format, device, hardware, reasons)
     resolved = config.replace(
         device=device,
+        weights=weights,
         dtype=_dtype(config, model, device, reasons),
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
@@ -37,6 +48,41 @@ def resolve(config: EngineConfig, model: ModelConfig, hardware: Hardware) -> tup
         num_threads=threads,
     )
     return resolved, reasons
+
+
+def _weights(config: EngineConfig, file_format: FileFormat, device: str, hardware: Hardware, reasons: list[str]) -> str:
+    obstacle = _obstacle_to_packing(config, file_format, device)
+    if config.model.weights == "packed" and obstacle is not None:
+        raise ConfigError(
+            f"weights=packed, but {obstacle}.",
+            parameter="weights",
+            value="packed",
+            hint="Leave weights at auto, or use weights=dense.",
+        )
+    if config.model.weights != "auto":
+        return config.model.weights
+    if obstacle is None and config.model.dtype != "auto":
+        obstacle = f"dtype={config.model.dtype} was asked for"
+    if obstacle is None and not hardware.native_kernels:
+        obstacle = "the native kernels, which multiply packed weights fast, are not installed"
+    if obstacle is not None:
+        reasons.append(f"weights=dense: {obstacle}")
+        return "dense"
+    reasons.append("weights=packed: as the GGUF file has them, multiplied in int8; dtype=float32 decodes them instead")
+    return "packed"
+
+
+def _obstacle_to_packing(config: EngineConfig, file_format: FileFormat, device: str) -> str | None:
+    """Why weights cannot stay packed; None if they can."""
+    if device != "cpu":
+        return f"device={device} has no kernels for packed weights"
+    if config.model.load_format == "dummy":
+        return "load_format=dummy makes up dense weights"
+    if file_format != "gguf":
+        return "the model is not a GGUF file, so its weights are not packed"
+    if config.model.dtype not in ("auto", "float32"):
+        return f"dtype={config.model.dtype} is for dense weights; packed ones give float32"
+    return None
 
 
 def _dtype(config: EngineConfig, model: ModelConfig, device: str, reasons: list[str]) -> str:

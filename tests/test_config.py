@@ -31,11 +31,11 @@ MODEL = ModelConfig(
     layer_windows=(None, None),
     dtype="float16",
 )
-HARDWARE = Hardware(cores=3, total_memory=2**34, available_memory=2**33)
+HARDWARE = Hardware(cores=3, total_memory=2**34, available_memory=2**33, native_kernels=True)
 
 
 def resolved(**options: Any) -> EngineConfig:
-    return resolve(EngineConfig.from_options(**options), MODEL, HARDWARE)[0]
+    return resolve(EngineConfig.from_options(**options), MODEL, "safetensors", HARDWARE)[0]
 
 
 # ---------------------------------------------------------------- options
@@ -154,11 +154,12 @@ def test_a_config_crosses_the_process_boundary_unchanged() -> None:
 
 
 def test_nothing_is_left_open_and_every_choice_has_its_reason() -> None:
-    config, reasons = resolve(EngineConfig(), MODEL, HARDWARE)
-    assert (config.model.max_model_len, config.model.dtype) == (4096, "float32")
+    config, reasons = resolve(EngineConfig(), MODEL, "safetensors", HARDWARE)
+    assert (config.model.max_model_len, config.model.dtype, config.model.weights) == (4096, "float32", "dense")
     assert (config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens) == (256, 2048)
     assert (config.runtime.device, config.runtime.num_threads) == ("cpu", 3)
-    assert [reason.split(": ")[0] for reason in reasons] == ["max_model_len=4096", "num_threads=3", "dtype=float32"]
+    chosen = [reason.split(": ")[0] for reason in reasons]
+    assert chosen == ["max_model_len=4096", "num_threads=3", "weights=dense", "dtype=float32"]
     assert all(len(reason.split(": ", 1)[1]) > 10 for reason in reasons)
 
 
@@ -169,26 +170,78 @@ def test_what_the_user_chose_stays_and_needs_no_reason() -> None:
         "max_num_batched_tokens": 64,
         "num_threads": 2,
         "dtype": "float32",
+        "weights": "dense",
         "device": "cpu",
     }
-    config, reasons = resolve(EngineConfig.from_options(**options), MODEL, HARDWARE)
+    config, reasons = resolve(EngineConfig.from_options(**options), MODEL, "safetensors", HARDWARE)
     assert config == EngineConfig.from_options(**options)
     assert reasons == []
 
 
 def test_resolve_is_pure() -> None:
     config = EngineConfig.from_options(max_num_seqs=7)
-    first = resolve(config, MODEL, HARDWARE)
-    assert resolve(config, MODEL, HARDWARE) == first
+    first = resolve(config, MODEL, "safetensors", HARDWARE)
+    assert resolve(config, MODEL, "safetensors", HARDWARE) == first
     assert config == EngineConfig.from_options(max_num_seqs=7)
-    assert resolve(first[0], MODEL, HARDWARE) == (first[0], [])
+    assert resolve(first[0], MODEL, "safetensors", HARDWARE) == (first[0], [])
 
 
 def test_dtype_on_cuda_is_the_checkpoints() -> None:
     assert resolved(device="cuda").model.dtype == "float16"
     wide = dataclasses.replace(MODEL, dtype="float32")
-    assert resolve(EngineConfig.from_options(device="cuda"), wide, HARDWARE)[0].model.dtype == "bfloat16"
+    assert resolve(EngineConfig.from_options(device="cuda"), wide, "safetensors", HARDWARE)[0].model.dtype == "bfloat16"
     assert resolved(device="cuda", dtype="float32").model.dtype == "float32"
+
+
+def resolved_weights(file_format: str, native_kernels: bool = True, **options: Any) -> tuple[str, str]:
+    """(what is chosen for weights, with what reason)"""
+    hardware = dataclasses.replace(HARDWARE, native_kernels=native_kernels)
+    config, reasons = resolve(EngineConfig.from_options(**options), MODEL, file_format, hardware)
+    assert config.model.dtype == options.get("dtype", "float32")
+    assert resolve(config, MODEL, file_format, hardware)[0] == config
+    (reason,) = [reason for reason in reasons if reason.startswith("weights=")] or [""]
+    return config.model.weights, reason
+
+
+def test_gguf_weights_stay_packed_where_that_is_fast() -> None:
+    assert resolved_weights("gguf") == (
+        "packed",
+        "weights=packed: as the GGUF file has them, multiplied in int8; dtype=float32 decodes them instead",
+    )
+    for options, why in (
+        ({"dtype": "float32"}, "dtype=float32 was asked for"),
+        ({"dtype": "float16"}, "dtype=float16 is for dense weights"),
+        ({"load_format": "dummy"}, "load_format=dummy makes up"),
+        ({"native_kernels": False}, "native kernels"),
+    ):
+        weights, reason = resolved_weights("gguf", **options)
+        assert weights == "dense"
+        assert why in reason
+    assert "not a GGUF file" in resolved_weights("safetensors")[1]
+    assert resolved(device="cuda").model.weights == "dense"
+
+
+def test_what_was_asked_for_weights_needs_no_reason() -> None:
+    assert resolved_weights("gguf", weights="dense") == ("dense", "")
+    assert resolved_weights("gguf", weights="packed", dtype="float32") == ("packed", "")
+    assert resolved_weights("gguf", weights="packed", native_kernels=False) == ("packed", "")
+
+
+@pytest.mark.parametrize(
+    ("file_format", "options", "why"),
+    [
+        ("safetensors", {}, "not a GGUF file"),
+        ("gguf", {"device": "cuda"}, "device=cuda has no kernels"),
+        ("gguf", {"dtype": "bfloat16"}, "dtype=bfloat16 is for dense weights"),
+        ("gguf", {"load_format": "dummy"}, "load_format=dummy makes up"),
+    ],
+    ids=str,
+)
+def test_weights_that_cannot_be_packed_are_refused(file_format: str, options: dict[str, Any], why: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolved_weights(file_format, weights="packed", **options)
+    assert caught.value.parameter == "weights"
+    assert all(words in str(caught.value) for words in (why, "use weights=dense"))
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def prepare(config: EngineConfig) -> Prepared:
     dummy = config.model.load_format == "dummy"
     model = resolve_model(config.model.model, config.model.revision, need_weights=not dummy)
     model_config = load_model_config(model)
-    resolved, reasons = resolve(config, model_config, detect_hardware())
+    resolved, reasons = resolve(config, model_config, model.format, detect_hardware())
     for reason in reasons:
         logger.info("chose %s", reason)
     return Prepared(EngineSetup(resolved, model_config, str(model.path), model.format), model)

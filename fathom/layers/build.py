@@ -17,7 +17,7 @@ class BuildContext:
 
     dtype, device: of the weights, which are allocated there and left uninitialised for the loader to fill.
     max_model_len: positions that tables such as the rotary one must cover.
-    linear_method: how linear layers store and multiply their weight.
+    linear_method: how matrices are stored and multiplied.
     """
 
     dtype: torch.dtype
@@ -29,3 +29,7 @@ class BuildContext:
         """An uninitialised weight of the given shape."""
         tensor = torch.empty(*shape, dtype=dtype or self.dtype, device=self.device)
         return torch.nn.Parameter(tensor, requires_grad=False)
+
+    def declare(self, *shape: int) -> torch.nn.Parameter:
+        """A weight of which there is only a name and a shape; a LinearMethod keeps its content elsewhere."""
+        return torch.nn.Parameter(torch.empty(*shape, device="meta"), requires_grad=False)

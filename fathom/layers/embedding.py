@@ -5,28 +5,31 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F
 from torch import nn
+
+from fathom.layers.linear import Linear
 
 if TYPE_CHECKING:
     from fathom.layers.build import BuildContext
 
 
-class TokenEmbedding(nn.Module):
-    """weight [vocab_size, hidden_size]; ids [num_tokens] int64 -> [num_tokens, hidden_size]."""
+class TokenEmbedding(Linear):
+    """weight [vocab_size, hidden_size]; ids [num_tokens] int64 -> [num_tokens, hidden_size].
+
+    A matrix like those of linear layers, since a tied head multiplies by it; what differs is the way in.
+    """
 
     def __init__(self, vocab_size: int, hidden_size: int, build: BuildContext):
-        super().__init__()
-        self.weight = build.empty(vocab_size, hidden_size)
+        super().__init__(hidden_size, vocab_size, build)
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
-        return F.embedding(input_ids, self.weight)
+        return self.method.look_up(self, input_ids)
 
 
 class LMHead(nn.Module):
     """Logits [num_rows, vocab_size] in float32, soft-capped if the model says so.
 
-    ``tied_to`` is the embedding whose weight the head shares, or None for a weight of its own.
+    ``tied_to`` is the embedding whose matrix the head shares, or None for one of its own.
     """
 
     def __init__(
@@ -39,9 +42,9 @@ class LMHead(nn.Module):
         softcap: float | None,
     ):
         super().__init__()
-        self.weight = build.empty(vocab_size, hidden_size) if tied_to is None else tied_to.weight
+        self.matrix = Linear(hidden_size, vocab_size, build) if tied_to is None else tied_to
         self.softcap = softcap
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        logits = F.linear(hidden, self.weight).float()
+        logits = self.matrix.method.multiply(self.matrix, hidden).float()
         return logits if self.softcap is None else torch.tanh(logits / self.softcap) * self.softcap

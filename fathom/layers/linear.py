@@ -1,7 +1,7 @@
 """Linear layers: plain, and merged ones that hold several projections of the same input as one matrix.
 
 A layer says *what* is multiplied; its LinearMethod says *how* the weight is stored and applied. Dense is the
-plain method; a quantised one stores packed weights and scales instead, and no model file changes.
+plain method; Packed (packed.py) keeps quantised weights as they are, and no model file changes.
 
     QKVLinear.weight     [q rows | k rows | v rows]      one product instead of three
     GateUpLinear.weight  [gate rows | up rows]           one product instead of two
@@ -18,16 +18,20 @@ from torch import nn
 
 if TYPE_CHECKING:
     from fathom.layers.build import BuildContext
+    from fathom.layers.packed import Part
 
 
 class LinearMethod(Protocol):
-    """How a linear layer stores its weight and multiplies by it."""
+    """How a layer stores its matrix, multiplies by it, and looks up rows of it."""
 
     def create_weights(self, layer: Linear, build: BuildContext) -> None:
         """Register the layer's weight parameters, uninitialised."""
 
     def multiply(self, layer: Linear, x: torch.Tensor) -> torch.Tensor:
         """x [..., in_features] -> [..., out_features], the bias included."""
+
+    def look_up(self, layer: Linear, row_ids: torch.Tensor) -> torch.Tensor:
+        """row_ids [n] int64 -> [n, in_features]."""
 
 
 class Dense:
@@ -39,12 +43,16 @@ class Dense:
     def multiply(self, layer: Linear, x: torch.Tensor) -> torch.Tensor:
         return F.linear(x, layer.weight, layer.bias)
 
+    def look_up(self, layer: Linear, row_ids: torch.Tensor) -> torch.Tensor:
+        return F.embedding(row_ids, layer.weight)
+
 
 class Linear(nn.Module):
     """y = x W^T + b."""
 
     weight: nn.Parameter
     bias: nn.Parameter | None
+    parts: list[Part]  # in place of the weight, if the method is Packed
 
     def __init__(self, in_features: int, out_features: int, build: BuildContext, *, bias: bool = False):
         super().__init__()

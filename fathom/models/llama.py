@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from fathom.models.decoder import CausalLM, DecoderAttention, GatedMLP, PreNormLayer
 from fathom.models.weight_names import (
     EMBEDDING_AND_HEAD,
@@ -19,25 +21,23 @@ from fathom.models.weight_names import (
 )
 
 if TYPE_CHECKING:
-    import torch
-
     from fathom.layers.build import BuildContext
     from fathom.model_config import ModelConfig
 
 
-def halves_from_pairs(tensor: torch.Tensor, config: ModelConfig) -> torch.Tensor:
-    """Undo GGUF's order of a head's rows.
+def halves_from_pairs(num_rows: int, config: ModelConfig) -> np.ndarray:
+    """The order that undoes GGUF's order of a head's rows.
 
     Llama GGUF files hold rotary partners side by side (0, d/2, 1, d/2 + 1, ...); we pair i with i + d/2.
     """
-    return tensor.unflatten(0, (-1, config.head_dim // 2, 2)).transpose(1, 2).reshape(tensor.shape)
+    return np.arange(num_rows).reshape(-1, config.head_dim // 2, 2).swapaxes(1, 2).reshape(-1)
 
 
 class LlamaForCausalLM(CausalLM):
     weight_names = (
         *EMBEDDING_AND_HEAD,
         *PRE_NORMS,
-        *(replace(row, from_gguf=halves_from_pairs) for row in QUERY_AND_KEY),
+        *(replace(row, gguf_rows=halves_from_pairs) for row in QUERY_AND_KEY),
         *VALUE_AND_OUTPUT,
         *GATED_MLP,
     )

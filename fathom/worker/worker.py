@@ -34,6 +34,7 @@ class Worker:
     def __init__(self, setup: EngineSetup) -> None:
         self._config = config = setup.config
         assert config.model.max_model_len is not None, "the config is not resolved"
+        assert config.model.weights != "auto", "the config is not resolved"
         self._vocab_size = setup.model_config.vocab_size
         self.device = make_device(config)
         self._dtype = getattr(torch, config.model.dtype)
@@ -41,6 +42,7 @@ class Worker:
             setup.model_config,
             ResolvedModel(Path(setup.model_path), setup.model_format, config.model.model),
             load_format=config.model.load_format,
+            weights=config.model.weights,
             dtype=self._dtype,
             device=self.device.torch_device,
             max_model_len=config.model.max_model_len,

@@ -70,7 +70,7 @@ def smollm2_oracle(smollm2_path: Path) -> transformers.PreTrainedModel:
 def test_the_default_model_on_twenty_prompts(smollm2_path: Path, smollm2_oracle) -> None:
     assert len(QUESTIONS) == 20
     params = SamplingParams(temperature=0.0, max_tokens=64, logprobs=2, ignore_eos=True)
-    with LLM(str(smollm2_path), max_model_len=512) as llm:
+    with LLM(str(smollm2_path), dtype="float32", max_model_len=512) as llm:
         for output in llm.generate(QUESTIONS, params, use_tqdm=False):
             answer = output.outputs[0]
             assert len(answer.token_ids) == 64

@@ -7,7 +7,8 @@ import math
 import pytest
 import torch
 
-from fathom.kernels.attention import paged_attention, ref
+from fathom.kernels.attention import ref
+from fathom.kernels.attention.ref import paged_attention
 
 NUM_BLOCKS = 64
 # (seq_len, query_len) of each request: decode, whole prompts, chunks after a cached prefix, one idle row.

@@ -7,10 +7,10 @@ import math
 import pytest
 import torch
 
-from fathom.kernels.activation import gelu_tanh_and_mul, silu_and_mul
-from fathom.kernels.kv_write import write_kv
-from fathom.kernels.norm import add_rms_norm, rms_norm
-from fathom.kernels.rotary import apply_rotary
+from fathom.kernels.activation.ref import gelu_tanh_and_mul, silu_and_mul
+from fathom.kernels.kv_write.ref import write_kv
+from fathom.kernels.norm.ref import add_rms_norm, rms_norm
+from fathom.kernels.rotary.ref import apply_rotary
 
 CLOSE = {"atol": 1e-6, "rtol": 1e-6}
 

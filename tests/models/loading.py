@@ -12,12 +12,15 @@ from fathom.models.loader import load_model
 from fathom.weights.resolve import ResolvedModel
 
 
-def load(path: Path, *, load_format: str = "auto", dtype: torch.dtype = torch.float32) -> CausalLM:
+def load(
+    path: Path, *, load_format: str = "auto", weights: str = "dense", dtype: torch.dtype = torch.float32
+) -> CausalLM:
     resolved = ResolvedModel(path, "gguf" if path.suffix == ".gguf" else "safetensors", path.name)
     return load_model(
         load_model_config(resolved),
         resolved,
         load_format=load_format,
+        weights=weights,
         dtype=dtype,
         device=torch.device("cpu"),
         max_model_len=128,

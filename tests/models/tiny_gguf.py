@@ -25,8 +25,12 @@ ARCHITECTURES = {
 }
 
 
-def write_gguf(folder: Path, path: Path, quantization: str = "F32") -> Path:
-    """Write the model of ``folder`` to ``path``, its matrices as F32, F16 or Q8_0; returns ``path``."""
+def write_gguf(folder: Path, path: Path, quantization: str = "F32", **others: str) -> Path:
+    """Write the model of ``folder`` to ``path`` and return ``path``.
+
+    quantization: the type of its matrices, one that the gguf package can write.
+    others: types of some of them, by the module's name: v_proj="Q8_0".
+    """
     config = transformers.AutoConfig.from_pretrained(folder)
     arch = ARCHITECTURES[config.architectures[0]]
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])
@@ -37,7 +41,8 @@ def write_gguf(folder: Path, path: Path, quantization: str = "F32") -> Path:
     for name, tensor in load_file(folder / "model.safetensors").items():
         stem, _, kind = name.rpartition(".")
         converted = _convert(name, tensor, config).numpy()
-        qtype = gguf.GGMLQuantizationType[quantization if converted.ndim > 1 else "F32"]
+        chosen = others.get(stem.rpartition(".")[2], quantization)
+        qtype = gguf.GGMLQuantizationType[chosen if converted.ndim > 1 else "F32"]
         writer.add_tensor(f"{names.get_name(stem)}.{kind}", quantize(converted, qtype), raw_dtype=qtype)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

@@ -61,6 +61,7 @@ def _machine(hardware: Hardware) -> list[tuple[str, str]]:
         ("system", f"{platform.system()} {platform.machine()}"),
         ("cores", f"{hardware.cores} for this process"),
         ("CPU features", ", ".join(cpu_features()) or "unknown"),
+        ("native kernels", "here" if hardware.native_kernels else "MISSING; plain torch does their work, slower"),
         (
             "memory",
             f"{hardware.available_memory / gib:.1f} of {hardware.total_memory / gib:.1f} GiB available",
@@ -88,8 +89,9 @@ def _choices(name: str, hardware: Hardware) -> list[tuple[str, str]]:
     if name in CATALOGUE and not is_cached(CATALOGUE[name]):
         return [("unknown", _state(name))]  # looking at it would fetch it
     try:
-        model_config = load_model_config(resolve_model(name))
-        _, reasons = resolve(EngineConfig.from_options(model=name), model_config, hardware)
+        model = resolve_model(name)
+        model_config = load_model_config(model)
+        _, reasons = resolve(EngineConfig.from_options(model=name), model_config, model.format, hardware)
     except ClientError as error:
         return [("error", str(error))]
     rows = [("architecture", f"{model_config.architecture}, {model_config.num_layers} layers")]

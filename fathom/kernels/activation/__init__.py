@@ -5,6 +5,19 @@ silu_and_mul(gate_up), gelu_tanh_and_mul(gate_up)
     ->       [num_tokens, size]
 """
 
-from fathom.kernels.activation.ref import gelu_tanh_and_mul, silu_and_mul
+from __future__ import annotations
 
-__all__ = ["gelu_tanh_and_mul", "silu_and_mul"]
+import torch
+
+from fathom.kernels.activation import cpu, ref
+from fathom.kernels.native import serves
+
+
+def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """silu(gate) * up."""
+    return (cpu if serves(gate_up) else ref).silu_and_mul(gate_up)
+
+
+def gelu_tanh_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """gelu(gate) * up, by the tanh approximation that Gemma is trained with."""
+    return (cpu if serves(gate_up) else ref).gelu_tanh_and_mul(gate_up)

@@ -18,6 +18,27 @@ wholly before the window are never read. Arithmetic is in float32, and a request
 the other requests of the batch.
 """
 
-from fathom.kernels.attention.ref import paged_attention
+from __future__ import annotations
 
-__all__ = ["paged_attention"]
+import torch
+
+from fathom.kernels.attention import cpu, ref
+from fathom.kernels.native import serves
+
+
+def paged_attention(
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    seq_lens: torch.Tensor,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> torch.Tensor:
+    """The queries' attention to the cached keys and values of their own requests."""
+    kernel = cpu if serves(query) and serves(key_cache) else ref
+    return kernel.paged_attention(
+        query, key_cache, value_cache, block_table, query_start_loc, seq_lens, scale, window, softcap
+    )

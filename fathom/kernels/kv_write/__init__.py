@@ -9,6 +9,21 @@
 Slots of one step are distinct, save for those in block 0, the null block, whose content nobody reads.
 """
 
-from fathom.kernels.kv_write.ref import write_kv
+from __future__ import annotations
 
-__all__ = ["write_kv"]
+import torch
+
+from fathom.kernels.kv_write import cpu, ref
+from fathom.kernels.native import serves
+
+
+def write_kv(
+    key: torch.Tensor,
+    value: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+) -> None:
+    """Store each token's key and value in its slot."""
+    kernel = cpu if serves(key) and serves(key_cache) else ref
+    kernel.write_kv(key, value, key_cache, value_cache, slot_mapping)

@@ -10,6 +10,21 @@ Arithmetic is in float32, results are in x's dtype. The two are one step because
 the norm needs it; the sum is the residual stream that the next addition starts from.
 """
 
-from fathom.kernels.norm.ref import add_rms_norm, rms_norm
+from __future__ import annotations
 
-__all__ = ["add_rms_norm", "rms_norm"]
+import torch
+
+from fathom.kernels.native import serves
+from fathom.kernels.norm import cpu, ref
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight."""
+    return (cpu if serves(x) else ref).rms_norm(x, weight, eps)
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(rms_norm(x + residual), x + residual)."""
+    return (cpu if serves(x) else ref).add_rms_norm(x, residual, weight, eps)

@@ -8,6 +8,14 @@
 Dimension i is paired with i + head_dim / 2, as in Hugging Face checkpoints.
 """
 
-from fathom.kernels.rotary.ref import apply_rotary
+from __future__ import annotations
 
-__all__ = ["apply_rotary"]
+import torch
+
+from fathom.kernels.native import serves
+from fathom.kernels.rotary import cpu, ref
+
+
+def apply_rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """x turned by its tokens' angles."""
+    return (cpu if serves(x) else ref).apply_rotary(x, cos, sin)

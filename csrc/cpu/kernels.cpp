@@ -1,0 +1,53 @@
+// All kernels at one instruction set level; CMake compiles this file once per level, with FATHOM_LEVEL its name.
+#include "kernels.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#include "thread_pool.h"
+
+#define FATHOM_JOIN_(a, b) a##b
+#define FATHOM_JOIN(a, b) FATHOM_JOIN_(a, b)
+#define FATHOM_TEXT_(a) #a
+#define FATHOM_TEXT(a) FATHOM_TEXT_(a)
+
+namespace fathom {
+namespace FATHOM_LEVEL {
+
+#include "simd.h"
+// clang-format off: simd.h comes first
+#include "attention_tile.h"
+#include "attention.h"
+#include "dot.h"
+#include "kv_write.h"
+#include "norm.h"
+#include "activation.h"
+#include "quantise.h"
+#include "quant_matmul.h"
+#include "rotary.h"
+
+}  // namespace FATHOM_LEVEL
+
+extern const Kernels FATHOM_JOIN(kernels_, FATHOM_LEVEL);
+const Kernels FATHOM_JOIN(kernels_, FATHOM_LEVEL) = {
+    .name = FATHOM_TEXT(FATHOM_LEVEL),
+    .rms_norm = FATHOM_LEVEL::rms_norm,
+    .add_rms_norm = FATHOM_LEVEL::add_rms_norm,
+    .apply_rotary = FATHOM_LEVEL::apply_rotary,
+    .silu_and_mul = FATHOM_LEVEL::activate_and_mul<FATHOM_LEVEL::Silu>,
+    .gelu_tanh_and_mul = FATHOM_LEVEL::activate_and_mul<FATHOM_LEVEL::GeluTanh>,
+    .write_kv = FATHOM_LEVEL::write_kv,
+    .paged_attention = FATHOM_LEVEL::paged_attention,
+    .quant_matmul = FATHOM_LEVEL::quant_matmul,
+};
+
+}  // namespace fathom

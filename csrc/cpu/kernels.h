@@ -1,0 +1,58 @@
+// Kernels: the table of functions that each instruction set level fills in.
+//
+// All tensors are contiguous float32 unless said; sizes are in elements. Every function gives a row the same bits
+// whatever other rows there are: the order of each sum depends on the element alone.
+#pragma once
+
+#include <cstdint>
+
+namespace fathom {
+
+struct AttentionArgs {
+  float* output;             // [num_tokens, num_heads, head_dim]
+  const float* query;        // [num_tokens, num_heads, head_dim], tokens query_stride apart
+  const float* key_cache;    // [num_blocks, block_size, num_kv_heads, head_dim]
+  const float* value_cache;  // the same
+  const int32_t* block_table;      // [num_requests, ...], rows block_table_stride apart
+  const int32_t* query_start_loc;  // [num_requests + 1]
+  const int32_t* seq_lens;         // [num_requests]
+  int64_t query_stride, block_table_stride;
+  int64_t num_requests, block_size, num_heads, num_kv_heads, head_dim;
+  float scale;
+  int64_t window;  // 0: none
+  float softcap;   // 0: none
+};
+
+// A product with a packed weight [rows, columns]; fathom/quant/packed.py has the layout.
+struct PackedArgs {
+  float* output;          // [num_tokens, rows], rows output_stride apart
+  int64_t output_stride;
+  const float* input;     // [num_tokens, columns]
+  const uint8_t* quants;
+  const float* scales;
+  const float* minimums;  // null: none
+  const float* bias;      // [rows] or null
+  int64_t num_tokens, rows, columns;
+  int64_t bits, group;
+};
+
+struct Kernels {
+  const char* name;
+  void (*rms_norm)(float* output, const float* input, const float* weight, int64_t rows, int64_t size, float epsilon);
+  // sum = input + residual; output = rms_norm(sum).
+  void (*add_rms_norm)(float* output, float* sum, const float* input, const float* residual, const float* weight,
+                       int64_t rows, int64_t size, float epsilon);
+  // cos, sin [num_tokens, head_dim / 2].
+  void (*apply_rotary)(float* output, const float* input, const float* cos, const float* sin, int64_t num_tokens,
+                       int64_t num_heads, int64_t head_dim, int64_t input_stride);
+  // gate_up [rows, 2 * size].
+  void (*silu_and_mul)(float* output, const float* gate_up, int64_t rows, int64_t size);
+  void (*gelu_tanh_and_mul)(float* output, const float* gate_up, int64_t rows, int64_t size);
+  // size: numbers of a token, num_kv_heads * head_dim; strides are from token to token.
+  void (*write_kv)(float* key_cache, float* value_cache, const float* key, const float* value, const int64_t* slots,
+                   int64_t num_tokens, int64_t size, int64_t key_stride, int64_t value_stride);
+  void (*paged_attention)(const AttentionArgs& args);
+  void (*quant_matmul)(const PackedArgs& args);
+};
+
+}  // namespace fathom

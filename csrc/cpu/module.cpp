@@ -1,0 +1,94 @@
+// Python bindings. Addresses and sizes come as integers; fathom/kernels/*/cpu.py are the only callers and have checked
+// types, shapes and contiguity. The GIL is released while a kernel runs.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "dispatch.h"
+#include "thread_pool.h"
+
+namespace nb = nanobind;
+using fathom::AttentionArgs;
+using fathom::PackedArgs;
+
+namespace {
+
+using Address = uintptr_t;
+
+template <typename T>
+T* at(Address address) {
+  return reinterpret_cast<T*>(address);
+}
+
+std::vector<std::string> level_names() {
+  std::vector<std::string> names;
+  for (const fathom::Kernels* level : fathom::usable_levels()) names.emplace_back(level->name);
+  return names;
+}
+
+void rms_norm(Address output, Address input, Address weight, int64_t rows, int64_t size, float epsilon) {
+  fathom::kernels().rms_norm(at<float>(output), at<float>(input), at<float>(weight), rows, size, epsilon);
+}
+
+void add_rms_norm(Address output, Address sum, Address input, Address residual, Address weight, int64_t rows,
+                  int64_t size, float epsilon) {
+  fathom::kernels().add_rms_norm(at<float>(output), at<float>(sum), at<float>(input), at<float>(residual),
+                                 at<float>(weight), rows, size, epsilon);
+}
+
+void apply_rotary(Address output, Address input, Address cos, Address sin, int64_t num_tokens, int64_t num_heads,
+                  int64_t head_dim, int64_t input_stride) {
+  fathom::kernels().apply_rotary(at<float>(output), at<float>(input), at<float>(cos), at<float>(sin), num_tokens,
+                                 num_heads, head_dim, input_stride);
+}
+
+void silu_and_mul(Address output, Address gate_up, int64_t rows, int64_t size) {
+  fathom::kernels().silu_and_mul(at<float>(output), at<float>(gate_up), rows, size);
+}
+
+void gelu_tanh_and_mul(Address output, Address gate_up, int64_t rows, int64_t size) {
+  fathom::kernels().gelu_tanh_and_mul(at<float>(output), at<float>(gate_up), rows, size);
+}
+
+void write_kv(Address key_cache, Address value_cache, Address key, Address value, Address slots, int64_t num_tokens,
+              int64_t size, int64_t key_stride, int64_t value_stride) {
+  fathom::kernels().write_kv(at<float>(key_cache), at<float>(value_cache), at<float>(key), at<float>(value),
+                             at<int64_t>(slots), num_tokens, size, key_stride, value_stride);
+}
+
+void paged_attention(Address output, Address query, Address key_cache, Address value_cache, Address block_table,
+                     Address query_start_loc, Address seq_lens, int64_t query_stride, int64_t block_table_stride,
+                     int64_t num_requests, int64_t block_size, int64_t num_heads, int64_t num_kv_heads,
+                     int64_t head_dim, float scale, int64_t window, float softcap) {
+  fathom::kernels().paged_attention({at<float>(output), at<float>(query), at<float>(key_cache), at<float>(value_cache),
+                                     at<int32_t>(block_table), at<int32_t>(query_start_loc), at<int32_t>(seq_lens),
+                                     query_stride, block_table_stride, num_requests, block_size, num_heads,
+                                     num_kv_heads, head_dim, scale, window, softcap});
+}
+
+void quant_matmul(Address output, int64_t output_stride, Address input, Address quants, Address scales,
+                  Address minimums, Address bias, int64_t num_tokens, int64_t rows, int64_t columns, int64_t bits,
+                  int64_t group) {
+  fathom::kernels().quant_matmul({at<float>(output), output_stride, at<float>(input), at<uint8_t>(quants),
+                                  at<float>(scales), at<float>(minimums), at<float>(bias), num_tokens, rows, columns,
+                                  bits, group});
+}
+
+}  // namespace
+
+NB_MODULE(_cpu, module) {
+  using Released = nb::call_guard<nb::gil_scoped_release>;
+  module.def("levels", level_names, "Instruction set levels that this processor can run, best first.");
+  module.def("level", [] { return std::string(fathom::kernels().name); });
+  module.def("use_level", fathom::use_level);
+  module.def("set_num_threads", fathom::set_num_threads, Released());
+  module.def("num_threads", [] { return fathom::pool().num_threads(); });
+  module.def("rms_norm", rms_norm, Released());
+  module.def("add_rms_norm", add_rms_norm, Released());
+  module.def("apply_rotary", apply_rotary, Released());
+  module.def("silu_and_mul", silu_and_mul, Released());
+  module.def("gelu_tanh_and_mul", gelu_tanh_and_mul, Released());
+  module.def("write_kv", write_kv, Released());
+  module.def("paged_attention", paged_attention, Released());
+  module.def("quant_matmul", quant_matmul, Released());
+}

@@ -1,0 +1,158 @@
+// Products with packed weights (fathom/quant/packed.py has the layout). Included inside the level's namespace.
+//
+// The activations are quantised first, once. Then a micro-kernel multiplies a panel of 16 rows by a tile of up to 8
+// tokens: weights are loaded once for the tile, and the sums stay in registers. A panel is multiplied by all
+// tiles of a block of tokens before the next panel: the panel stays in the first cache and the block in the second.
+// For one token this is one pass over the weights in the order in which they lie.
+
+constexpr int64_t kBlockTokens = 64;
+constexpr int kPrefetchBytes = 2048;  // how far ahead of the weights being multiplied
+
+// a * b + c. In words of our own where there is an instruction for it: which product of a sum of two products the
+// compiler fuses must not depend on the tile's size.
+inline Vector multiply_add(Vector a, Vector b, Vector c) {
+#if defined(__AVX512F__)
+  return _mm512_fmadd_ps(a, b, c);
+#elif defined(__FMA__)
+  return _mm256_fmadd_ps(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
+
+template <int kBits, int kGroupSize, bool kWithMinimums>
+struct Format {
+  static constexpr int kGroup = kGroupSize;
+  static constexpr bool kMinimums = kWithMinimums;
+  static constexpr int kGroupBytes = kPanel * kGroup * kBits / 8;
+  // Codes stand for code - 128 without minimums; dot_group_w8 multiplies by code + kCodeShift.
+  static constexpr int32_t kStartFactor = kBits == 4 ? 0 : (kMinimums ? 0 : -128) - kCodeShift;
+
+  template <int kTokens>
+  static void dot_group(const uint8_t* codes, const int8_t* activations, IntVector (&sums)[kTokens][kParts]) {
+    if constexpr (kBits == 8) {
+      dot_group_w8<kGroup, kTokens>(codes, activations, sums);
+    } else {
+      dot_group_w4<kGroup, kTokens>(codes, activations, sums);
+    }
+  }
+};
+
+inline void store_panel(const PackedArgs& args, int64_t panel, int64_t token, const Vector (&totals)[kParts]) {
+  float values[kPanel];
+  for (int part = 0; part < kParts; ++part) store(values + part * kLanes, totals[part]);
+  const int64_t first = panel * kPanel;
+  const int count = static_cast<int>(std::min<int64_t>(kPanel, args.rows - first));
+  float* output = args.output + token * args.output_stride + first;
+  for (int lane = 0; lane < count; ++lane)
+    output[lane] = args.bias == nullptr ? values[lane] : values[lane] + args.bias[first + lane];
+}
+
+// One panel by the tile of kTokens tokens that starts at `first`.
+template <typename Format, int kTokens>
+inline void matmul_tile(const PackedArgs& args, const Activations& activations, int64_t panel, int64_t first) {
+  const int64_t num_groups = args.columns / Format::kGroup;
+  const uint8_t* codes = args.quants + panel * num_groups * Format::kGroupBytes;
+  const float* scales = args.scales + panel * num_groups * kPanel;
+  const float* minimums = args.minimums + (Format::kMinimums ? panel * num_groups * kPanel : 0);
+  const int8_t* integers = activations.integers.data() + first * args.columns;
+  const float* steps = activations.steps.data() + first * num_groups;
+  const float* sums = activations.sums.data() + first * num_groups;
+  const int32_t* starts = activations.starts.data() + first * num_groups;
+  Vector totals[kTokens][kParts];
+#pragma GCC unroll 8
+  for (int token = 0; token < kTokens; ++token)
+#pragma GCC unroll 4
+    for (int part = 0; part < kParts; ++part) totals[token][part] = Vector{};
+  for (int64_t group = 0; group < num_groups; ++group) {
+    for (int line = 0; line < Format::kGroupBytes; line += 64) __builtin_prefetch(codes + kPrefetchBytes + line);
+    IntVector dots[kTokens][kParts];
+#pragma GCC unroll 8
+    for (int token = 0; token < kTokens; ++token)
+#pragma GCC unroll 4
+      for (int part = 0; part < kParts; ++part)
+        dots[token][part] = Format::kStartFactor == 0 ? IntVector{} : broadcast_int(starts[token]);
+    Format::template dot_group<kTokens>(codes, integers, dots);
+#pragma GCC unroll 4
+    for (int part = 0; part < kParts; ++part) {
+      const Vector scale = load(scales + part * kLanes);
+      const Vector minimum = Format::kMinimums ? load(minimums + part * kLanes) : Vector{};
+#pragma GCC unroll 8
+      for (int token = 0; token < kTokens; ++token) {
+        const Vector dot = __builtin_convertvector(dots[token][part], Vector);
+        const Vector product =
+            Format::kMinimums ? multiply_add(scale, dot, minimum * broadcast(sums[token])) : scale * dot;
+        totals[token][part] = multiply_add(product, broadcast(steps[token]), totals[token][part]);
+      }
+    }
+    codes += Format::kGroupBytes;
+    scales += kPanel;
+    minimums += Format::kMinimums ? kPanel : 0;
+    integers += Format::kGroup * kTokens;
+    steps += kTokens;
+    sums += kTokens;
+    starts += kTokens;
+  }
+  for (int token = 0; token < kTokens; ++token) store_panel(args, panel, first + token, totals[token]);
+}
+
+// The calling thread's memory for quantised activations, kept from call to call; the pool's threads share it.
+inline Activations& activations_scratch() {
+  static thread_local Activations scratch;
+  return scratch;
+}
+
+// Panels [first_panel, end_panel) by the tokens [first_token, end_token), which are whole tiles.
+template <typename Format>
+inline void matmul_block(const PackedArgs& args, const Activations& activations, int64_t first_panel,
+                           int64_t end_panel, int64_t first_token, int64_t end_token) {
+  for (int64_t panel = first_panel; panel < end_panel; ++panel) {
+    for (int64_t token = first_token; token < end_token;) {
+      const int size = tile_size(end_token - token);
+      if constexpr (kMaxTile >= 8) {
+        if (size == 8) matmul_tile<Format, 8>(args, activations, panel, token);
+      }
+      if (size == 4) matmul_tile<Format, 4>(args, activations, panel, token);
+      if (size == 2) matmul_tile<Format, 2>(args, activations, panel, token);
+      if (size == 1) matmul_tile<Format, 1>(args, activations, panel, token);
+      token += size;
+    }
+  }
+}
+
+// Runs of panels a block of tokens is cut into: some for each thread, so that they end together, but none too
+// small to be worth handing over.
+inline int64_t num_runs(int64_t num_panels, int64_t num_blocks, int64_t columns, int64_t block_tokens) {
+  constexpr int64_t kPartsPerThread = 4;
+  constexpr int64_t kMinProducts = 1 << 16;
+  const int64_t wanted = (kPartsPerThread * pool().num_threads() + num_blocks - 1) / num_blocks;
+  const int64_t worthwhile = num_panels * kPanel * columns * block_tokens / kMinProducts;
+  return std::max<int64_t>(1, std::min({wanted, worthwhile, num_panels}));
+}
+
+template <typename Format>
+inline void matmul_format(const PackedArgs& args) {
+  Activations& activations = activations_scratch();
+  quantise<Format::kGroup>(activations, args.input, args.num_tokens, args.columns, Format::kStartFactor);
+  const int64_t num_panels = (args.rows + kPanel - 1) / kPanel;
+  const int64_t num_blocks = (args.num_tokens + kBlockTokens - 1) / kBlockTokens;
+  const int64_t runs = num_runs(num_panels, num_blocks, args.columns, std::min(args.num_tokens, kBlockTokens));
+  pool().run(runs * num_blocks, [&](int64_t part) {
+    const int64_t run = part % runs, first_token = part / runs * kBlockTokens;
+    matmul_block<Format>(args, activations, num_panels * run / runs, num_panels * (run + 1) / runs, first_token,
+                           std::min(args.num_tokens, first_token + kBlockTokens));
+  });
+}
+
+template <int kGroup>
+inline void matmul_bits(const PackedArgs& args) {
+  if (args.bits == 4) return matmul_format<Format<4, kGroup, true>>(args);
+  if (args.minimums == nullptr) return matmul_format<Format<8, kGroup, false>>(args);
+  matmul_format<Format<8, kGroup, true>>(args);
+}
+
+inline void quant_matmul(const PackedArgs& args) {
+  if (args.num_tokens == 0) return;
+  if (args.group == 16) return matmul_bits<16>(args);
+  matmul_bits<32>(args);
+}

@@ -1,0 +1,111 @@
+// Vectors of float at the width of the level being compiled, by the compiler's own vector types: +, *, comparisons
+// and a ? b : c work on them as on numbers. Included inside the level's namespace, once.
+
+#if defined(__AVX512F__)
+constexpr int kLanes = 16;
+#elif defined(__AVX2__)
+constexpr int kLanes = 8;
+#else
+constexpr int kLanes = 4;
+#endif
+
+typedef float Vector __attribute__((vector_size(kLanes * sizeof(float))));
+typedef int32_t IntVector __attribute__((vector_size(kLanes * sizeof(int32_t))));
+
+inline Vector load(const float* from) {
+  Vector value;
+  __builtin_memcpy(&value, from, sizeof value);
+  return value;
+}
+
+inline void store(float* to, Vector value) { __builtin_memcpy(to, &value, sizeof value); }
+
+inline Vector broadcast(float value) { return value - Vector{}; }
+
+// The sum of the lanes, always in the same order.
+inline float sum_lanes(Vector value) {
+  float lanes[kLanes];
+  store(lanes, value);
+  for (int half = kLanes / 2; half > 0; half /= 2)
+    for (int lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
+  return lanes[0];
+}
+
+// The first `count` of a vector's numbers, the rest 0.
+inline Vector load_first(const float* from, int64_t count) {
+  float lanes[kLanes] = {};
+  for (int64_t lane = 0; lane < count; ++lane) lanes[lane] = from[lane];
+  return load(lanes);
+}
+
+inline void store_first(float* to, Vector value, int64_t count) {
+  for (int64_t lane = 0; lane < count; ++lane) to[lane] = value[lane];
+}
+
+inline int64_t round_up_to_lanes(int64_t size) { return (size + kLanes - 1) / kLanes * kLanes; }
+
+inline Vector largest_of(Vector a, Vector b) { return a > b ? a : b; }
+
+typedef std::make_index_sequence<kLanes> Lanes;
+
+template <size_t kDistance, size_t... kLane>
+inline Vector exchange_lanes(Vector value, std::index_sequence<kLane...>) {
+  return __builtin_shufflevector(value, value, (kLane ^ kDistance)...);
+}
+
+// The largest lane, in every lane.
+template <size_t kDistance = kLanes / 2>
+inline Vector max_lanes(Vector value) {
+  value = largest_of(value, exchange_lanes<kDistance>(value, Lanes()));
+  if constexpr (kDistance > 1) value = max_lanes<kDistance / 2>(value);
+  return value;
+}
+
+template <size_t... kLane>
+inline IntVector lane_numbers(std::index_sequence<kLane...>) {
+  return IntVector{static_cast<int32_t>(kLane)...};
+}
+
+// One step of a transposition: in each square of 2 * kDistance, the upper right and lower left quarters change places.
+template <size_t kDistance, size_t... kLane>
+inline void exchange_quarters(Vector& upper, Vector& lower, std::index_sequence<kLane...>) {
+  const Vector a = upper, b = lower;
+  upper = __builtin_shufflevector(a, b, (kLane & kDistance ? kLanes + kLane - kDistance : kLane)...);
+  lower = __builtin_shufflevector(a, b, (kLane & kDistance ? kLanes + kLane : kLane + kDistance)...);
+}
+
+template <size_t kDistance = kLanes / 2>
+inline void transpose(Vector (&rows)[kLanes]) {
+#pragma GCC unroll 16
+  for (size_t row = 0; row < kLanes; ++row)
+    if (!(row & kDistance)) exchange_quarters<kDistance>(rows[row], rows[row + kDistance], Lanes());
+  if constexpr (kDistance > 1) transpose<kDistance / 2>(rows);
+}
+
+// e^x with a relative error below 3e-7; 0 below -87 and infinite above 88. exp(0) is 1 exactly.
+inline Vector exp(Vector x) {
+  // x = n * ln 2 + r. Adding 1.5 * 2^23 rounds to an integer and leaves n in the low bits of the sum.
+  const Vector shifted = x * 1.44269504f + 12582912.0f;
+  const Vector n = shifted - 12582912.0f;
+  const Vector r = x - n * 0.693145752f - n * 1.42860677e-6f;
+  Vector p = r * 0.00138131f + 0.00836942f;
+  p = p * r + 0.04166846f;
+  p = p * r + 0.16666515f;
+  p = p * r + 0.49999993f;
+  p = p * r * r + r + 1.0f;
+  const Vector power_of_two = (Vector)(((IntVector)shifted + 127) << 23);
+  const Vector result = p * power_of_two;
+  return x < -87.0f ? Vector{} : x > 88.0f ? broadcast(__builtin_inff()) : result;
+}
+
+// tanh with a relative error below 3e-7.
+inline Vector tanh(Vector x) {
+  const Vector square = x * x;
+  Vector p = square * -0.00570491f + 0.02063902f;
+  p = p * square - 0.0537397f;
+  p = p * square + 0.13331442f;
+  p = p * square - 0.33333282f;
+  const Vector near_zero = p * square * x + x;
+  const Vector elsewhere = 1.0f - 2.0f / (exp(2.0f * x) + 1.0f);
+  return (x < 0.625f) & (x > -0.625f) ? near_zero : elsewhere;
+}

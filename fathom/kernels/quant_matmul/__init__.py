@@ -1,0 +1,34 @@
+"""Products with packed weights: x @ weight.T + bias.
+
+quant_matmul(x, weight, bias=None, out=None) -> out
+    x       [..., columns] float32
+    weight  PackedWeight [rows, columns]
+    bias    [rows] float32, or None
+    out     [..., rows] float32, or None for a new one; its rows may lie apart (a slice of a wider tensor's columns)
+
+Activations are rounded, each token's groups of columns apart, to integers of -127..127 times a step, which is the
+group's largest magnitude / 127. Within a group the sum of products is one of integers, so it is exact:
+
+    out = sum over groups, first to last, of step * (scale * dot(weight integers, activation integers)
+                                                     + minimum * sum(activation integers))
+
+A row of the result has the same bits whatever other rows of x there are.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from fathom.kernels import native
+from fathom.kernels.quant_matmul import cpu, ref
+from fathom.quant.packed import PackedWeight
+
+__all__ = ["quant_matmul"]
+
+
+def quant_matmul(
+    x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None = None, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """See the package's docstring for shapes and rules."""
+    chosen = cpu if native.serves(x) else ref
+    return chosen.quant_matmul(x, weight, bias, out)

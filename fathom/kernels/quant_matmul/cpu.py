@@ -1,0 +1,32 @@
+"""Products with packed weights by the native kernels."""
+
+from __future__ import annotations
+
+import torch
+
+from fathom.kernels.native import cpu
+from fathom.quant.packed import PackedWeight
+
+
+def quant_matmul(
+    x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None = None, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """See the package's docstring for shapes and rules."""
+    x = x.contiguous()
+    if out is None:
+        out = x.new_empty(*x.shape[:-1], weight.rows)
+    cpu.quant_matmul(
+        out.data_ptr(),
+        out.stride(-2) if out.dim() > 1 else weight.rows,
+        x.data_ptr(),
+        weight.quants.data_ptr(),
+        weight.scales.data_ptr(),
+        0 if weight.minimums is None else weight.minimums.data_ptr(),
+        0 if bias is None else bias.data_ptr(),
+        x.numel() // weight.columns,
+        weight.rows,
+        weight.columns,
+        weight.bits,
+        weight.group,
+    )
+    return out

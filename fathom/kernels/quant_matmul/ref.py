@@ -1,0 +1,46 @@
+"""Products with packed weights in plain torch.
+
+The integer sums are computed in float32, which holds them exactly: 32 products of at most 255 * 127 stay below 2^24.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from fathom.quant.packed import PackedWeight
+
+ACTIVATION_MAX = 127
+
+
+def quant_matmul(
+    x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None = None, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """See the package's docstring for shapes and rules."""
+    activations, steps = _quantize(x.reshape(-1, weight.columns // weight.group, weight.group))
+    sums = activations.sum(dim=-1)
+    integers = weight.integers(torch.arange(weight.rows, device=x.device))
+    scales = _rows_last(weight.scales, weight.rows)
+    minimums = None if weight.minimums is None else _rows_last(weight.minimums, weight.rows)
+    total = torch.zeros(len(activations), weight.rows, device=x.device)
+    for group in range(weight.columns // weight.group):
+        product = scales[group] * (activations[:, group] @ integers[:, group].T)
+        if minimums is not None:
+            product += minimums[group] * sums[:, group, None]
+        total += steps[:, group] * product
+    if bias is not None:
+        total += bias
+    total = total.view(*x.shape[:-1], weight.rows)
+    return total if out is None else out.copy_(total)
+
+
+def _quantize(groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Integers [tokens, groups, group] in -127..127, and the steps [tokens, groups, 1] that they count."""
+    steps = groups.abs().amax(dim=-1, keepdim=True) / ACTIVATION_MAX
+    # The clamp is for subnormal steps, which are too coarse to divide by.
+    integers = (groups / steps).round().clamp(-ACTIVATION_MAX, ACTIVATION_MAX)
+    return torch.where(steps == 0, 0.0, integers), steps
+
+
+def _rows_last(factors: torch.Tensor, rows: int) -> torch.Tensor:
+    """[panels, groups, 16 rows] -> [groups, rows]."""
+    return factors.transpose(0, 1).flatten(1)[:, :rows]

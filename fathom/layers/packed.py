@@ -1,0 +1,109 @@
+"""Packed: a LinearMethod that computes with quantised weights as a checkpoint stores them.
+
+A merged layer's projections may come in different formats (Q4_K_M mixes them), so a layer holds its matrix as
+parts, each of which writes its own columns of the one output:
+
+    qkv of [q | k | v] rows, q and k in 4 bits, v in 8:    parts   [ q and k | v ]
+                                                           output  [ q, k    | v ]   two products
+
+Neighbours in the same format become one part. A part whose rows the checkpoint does not quantise is a plain
+float32 matrix. The layer's ``weight`` is only declared: a name and a shape for the loader to check.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from fathom.kernels.quant_matmul import quant_matmul
+from fathom.quant.packed import PANEL, PackedWeight
+
+if TYPE_CHECKING:
+    from fathom.layers.build import BuildContext
+    from fathom.layers.linear import Linear
+
+Matrix = PackedWeight | torch.Tensor
+
+
+class Part(NamedTuple):
+    """Some rows of a layer's matrix; ``rows`` says which."""
+
+    rows: slice
+    matrix: Matrix
+
+
+class Packed:
+    """The matrix in parts, packed where the checkpoint is quantised. Activations are float32."""
+
+    def create_weights(self, layer: Linear, build: BuildContext) -> None:
+        layer.weight = build.declare(layer.out_features, layer.in_features)
+        layer.parts = []
+
+    def store(self, layer: Linear, rows: slice, matrix: Matrix) -> None:
+        """Take the matrix of these rows of the layer; called once for each projection, in any order."""
+        layer.parts = sorted([*layer.parts, Part(rows, matrix)], key=lambda part: part.rows.start)
+        if sum(part.rows.stop - part.rows.start for part in layer.parts) == layer.out_features:
+            layer.parts = _joined(layer.parts)
+
+    def multiply(self, layer: Linear, x: torch.Tensor) -> torch.Tensor:
+        if len(layer.parts) == 1:
+            return _product(x, layer.parts[0].matrix, layer.bias)
+        output = x.new_empty(*x.shape[:-1], layer.out_features)
+        for rows, matrix in layer.parts:
+            _product(x, matrix, None if layer.bias is None else layer.bias[rows], output[..., rows])
+        return output
+
+    def look_up(self, layer: Linear, row_ids: torch.Tensor) -> torch.Tensor:
+        (part,) = layer.parts
+        matrix = part.matrix
+        return matrix.unpack_rows(row_ids) if isinstance(matrix, PackedWeight) else F.embedding(row_ids, matrix)
+
+
+def _product(
+    x: torch.Tensor, matrix: Matrix, bias: torch.Tensor | None, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    if isinstance(matrix, PackedWeight):
+        return quant_matmul(x, matrix, bias, out)
+    product = F.linear(x, matrix, bias)
+    return product if out is None else out.copy_(product)
+
+
+def _joined(parts: list[Part]) -> list[Part]:
+    """The parts, with neighbours in the same format made one: fewer products, each with more to share out."""
+    joined = parts[:1]
+    for part in parts[1:]:
+        above = joined[-1]
+        matrix = _stacked(above.matrix, part.matrix)
+        if matrix is None:
+            joined.append(part)
+        else:
+            joined[-1] = Part(slice(above.rows.start, part.rows.stop), matrix)
+    return joined
+
+
+def _stacked(above: Matrix, below: Matrix) -> Matrix | None:
+    """Both matrices as one; None if they differ in format, or the first ends within a panel."""
+    if isinstance(above, torch.Tensor) and isinstance(below, torch.Tensor):
+        return torch.cat([above, below])
+    if not isinstance(above, PackedWeight) or not isinstance(below, PackedWeight):
+        return None
+    if _layout(above) != _layout(below) or above.rows % PANEL:
+        return None
+    minimums = None
+    if above.minimums is not None and below.minimums is not None:
+        minimums = torch.cat([above.minimums, below.minimums])
+    return PackedWeight(
+        quants=torch.cat([above.quants, below.quants]),
+        scales=torch.cat([above.scales, below.scales]),
+        minimums=minimums,
+        rows=above.rows + below.rows,
+        columns=above.columns,
+        bits=above.bits,
+        group=above.group,
+    )
+
+
+def _layout(weight: PackedWeight) -> tuple[int, int, bool]:
+    return weight.bits, weight.group, weight.minimums is None

@@ -1,0 +1,29 @@
+"""The CPU's threads: one pool at a time has the cores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from fathom.config import EngineConfig
+from fathom.kernels import native
+from fathom.worker.device import CPUDevice
+
+pytestmark = pytest.mark.skipif(native.cpu is None, reason="there is one pool only")
+
+
+@pytest.fixture(autouse=True)
+def _threads_as_they_were() -> Iterator[None]:
+    before = torch.get_num_threads(), native.cpu.num_threads()
+    yield
+    torch.set_num_threads(before[0])
+    native.cpu.set_num_threads(before[1])
+
+
+@pytest.mark.parametrize(("weights", "torch_threads"), [("packed", 1), ("dense", 2)])
+def test_torch_leaves_the_cores_to_the_kernels_that_do_the_work(weights: str, torch_threads: int) -> None:
+    CPUDevice(EngineConfig.from_options(weights=weights, num_threads=2))
+    assert torch.get_num_threads() == torch_threads
+    assert native.cpu.num_threads() == 2
