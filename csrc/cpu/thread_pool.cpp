@@ -15,9 +15,10 @@ void pause() {
 #endif
 }
 
+// Never destroyed: at exit, and in a process that was forked from this one, there may be no threads to join.
 std::unique_ptr<ThreadPool>& the_pool() {
-  static std::unique_ptr<ThreadPool> instance = std::make_unique<ThreadPool>(1);
-  return instance;
+  static auto* instance = new std::unique_ptr<ThreadPool>(std::make_unique<ThreadPool>(1));
+  return *instance;
 }
 
 }  // namespace
