@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from fathom.config import EngineConfig
 from fathom.errors import ConfigError
 from fathom.hardware import Hardware
-from fathom.model_config.values import ModelConfig
-
-FileFormat = Literal["safetensors", "gguf"]
+from fathom.model_config.values import CheckpointFormat, ModelConfig
 
 DEFAULT_MAX_NUM_SEQS = 256
 DEFAULT_MAX_NUM_BATCHED_TOKENS = 2048
 
 
 def resolve(
-    config: EngineConfig, model: ModelConfig, file_format: FileFormat, hardware: Hardware
+    config: EngineConfig, model: ModelConfig, file_format: CheckpointFormat, hardware: Hardware
 ) -> tuple[EngineConfig, list[str]]:
     """Replace every "auto" and None that depends on model and machine.
 
@@ -50,7 +46,9 @@ def resolve(
     return resolved, reasons
 
 
-def _weights(config: EngineConfig, file_format: FileFormat, device: str, hardware: Hardware, reasons: list[str]) -> str:
+def _weights(
+    config: EngineConfig, file_format: CheckpointFormat, device: str, hardware: Hardware, reasons: list[str]
+) -> str:
     obstacle = _obstacle_to_packing(config, file_format, device)
     if config.model.weights == "packed" and obstacle is not None:
         raise ConfigError(
@@ -72,7 +70,7 @@ def _weights(config: EngineConfig, file_format: FileFormat, device: str, hardwar
     return "packed"
 
 
-def _obstacle_to_packing(config: EngineConfig, file_format: FileFormat, device: str) -> str | None:
+def _obstacle_to_packing(config: EngineConfig, file_format: CheckpointFormat, device: str) -> str | None:
     """Why weights cannot stay packed; None if they can."""
     if device != "cpu":
         return f"device={device} has no kernels for packed weights"

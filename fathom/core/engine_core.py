@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 
 from fathom.core.control import ControlOperations
 from fathom.core.kv_cache.groups import blocks_per_sequence, longest_sequence, make_kv_cache_config
@@ -77,7 +76,7 @@ class EngineCore:
         if self.scheduler.has_unfinished_requests():
             outputs = self._run_step()
         else:
-            outputs = EngineCoreOutputs([], timestamp=time.time())
+            outputs = EngineCoreOutputs([])
         outputs.outputs += self._refused
         self._refused = []
         return outputs

@@ -75,10 +75,6 @@ class Request:
     def num_tokens(self) -> int:
         return len(self.token_ids)
 
-    @property
-    def num_output_tokens(self) -> int:
-        return len(self.token_ids) - self.num_prompt_tokens
-
     def hash_full_blocks(self, hasher: BlockHasher, num_blocks: int) -> None:
         """Extend `block_hashes` to the first `num_blocks` blocks; all of their tokens must exist."""
         hashes = self.block_hashes

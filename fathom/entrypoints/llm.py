@@ -19,6 +19,7 @@ from fathom.entrypoints.processor_names import processor_names
 from fathom.errors import ValidationError
 from fathom.frontend.boot import uses_own_process
 from fathom.frontend.chat_template import render_chat
+from fathom.frontend.distinct import map_distinct
 from fathom.frontend.engine import LLMEngine
 from fathom.frontend.input_processor import Prompt
 from fathom.frontend.tokenizer.tokenizer import Tokenizer
@@ -103,7 +104,7 @@ class LLM:
         with self._lock:
             ids = [str(next(self._request_numbers)) for _ in batch]
             try:
-                self.llm_engine.add_requests(ids, batch, self._final_only(params), priorities)
+                self.llm_engine.add_requests(ids, batch, map_distinct(self._final_only, params), priorities)
                 return self._run(ids, use_tqdm)
             except BaseException:
                 self._abort_quietly(ids)
@@ -213,18 +214,12 @@ class LLM:
             logger.error("request %s failed: %s", output.request_id, output.outputs[0].error)
         return [finished[request_id] for request_id in request_ids]
 
-    def _final_only(self, params: list[SamplingParams | None]) -> list[SamplingParams]:
-        """Nothing but final outputs is of use here. One copy of each distinct object, so that it is sent once."""
-        copies: dict[int, SamplingParams] = {}
-        result = []
-        for given in params:
-            if id(given) not in copies:
-                base = self.get_default_sampling_params() if given is None else given
-                if isinstance(base, SamplingParams):
-                    base = msgspec.structs.replace(base, output_kind=RequestOutputKind.FINAL_ONLY)
-                copies[id(given)] = base
-            result.append(copies[id(given)])
-        return result
+    def _final_only(self, given: SamplingParams | None) -> SamplingParams:
+        """The parameters, or the defaults, with final outputs only: nothing else is of use here."""
+        params = self.get_default_sampling_params() if given is None else given
+        if not isinstance(params, SamplingParams):
+            return params  # the input processor refuses it
+        return msgspec.structs.replace(params, output_kind=RequestOutputKind.FINAL_ONLY)
 
     def _abort_quietly(self, request_ids: list[str]) -> None:
         try:

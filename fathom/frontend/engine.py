@@ -25,7 +25,7 @@ from fathom.params import SamplingParams
 logger = logging.getLogger(__name__)
 
 REQUESTS_PER_MESSAGE = 256
-"""Requests sent at once: few messages, yet the engine starts on the first while the rest are tokenised."""
+"""Requests sent at once: few messages, yet the engine starts on the first while the rest are encoded."""
 
 
 class LLMEngine(ControlMixin):

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from fathom.errors import ContextLengthError, ValidationError
+from fathom.frontend.distinct import map_distinct
 from fathom.frontend.tokenizer.tokenizer import Tokenizer, check_text
 from fathom.params import SamplingParams
 
@@ -84,7 +85,7 @@ class InputProcessor:
         Raises:
             ValidationError: names the field and the value. ContextLengthError: a prompt is too long.
         """
-        prepared = self._prepare_params(params)
+        prepared = map_distinct(self._complete, params)
         texts, token_ids, salts = self._read_prompts(prompts)
         arrival_time = time.time()
         requests = []
@@ -175,18 +176,9 @@ class InputProcessor:
 
     # ---------------------------------------------------------------- sampling parameters
 
-    def _prepare_params(self, params: Sequence[SamplingParams | None]) -> list[SamplingParams]:
-        """Each distinct object is checked and completed once, so that a batch that shares one sends one."""
-        done: dict[int, SamplingParams] = {}
-        result = []
-        for given in params:
-            key = id(given)
-            if key not in done:
-                done[key] = self._complete(given if given is not None else self.default_params)
-            result.append(done[key])
-        return result
-
-    def _complete(self, params: SamplingParams) -> SamplingParams:
+    def _complete(self, given: SamplingParams | None) -> SamplingParams:
+        """The parameters, or the defaults, checked and with what only the model knows."""
+        params = self.default_params if given is None else given
         if not isinstance(params, SamplingParams):
             raise ValidationError(
                 f"sampling_params must be SamplingParams, got {type(params).__name__}.",

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+CheckpointFormat = Literal["safetensors", "gguf"]
+"""How a model lies on the disk: a folder of safetensors with its config.json, or one GGUF file."""
+
 
 @dataclass(frozen=True)
 class RopeConfig:

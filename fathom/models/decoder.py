@@ -21,12 +21,12 @@ from fathom.layers.embedding import LMHead, TokenEmbedding
 from fathom.layers.linear import GateUpLinear, Linear, QKVLinear
 from fathom.layers.norm import RMSNorm
 from fathom.layers.rotary import RotaryEmbedding
-from fathom.models.weight_names import CheckpointFormat, WeightName, WeightTarget, expand
+from fathom.models.weight_names import WeightName, WeightTarget, expand
 
 if TYPE_CHECKING:
     from fathom.layers.build import BuildContext
     from fathom.layers.rotary import Rotation
-    from fathom.model_config import ModelConfig
+    from fathom.model_config.values import CheckpointFormat, ModelConfig
     from fathom.worker.forward_batch import ForwardBatch
 
 

@@ -12,14 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
 
-from fathom.model_config import ModelConfig
+from fathom.model_config.values import CheckpointFormat, ModelConfig
 
-CheckpointFormat = Literal["safetensors", "gguf"]
 Transform = Callable[[torch.Tensor, ModelConfig], torch.Tensor]
 RowOrder = Callable[[int, ModelConfig], np.ndarray]
 """(number of rows, config) -> for each row of ours its number in the file, int64."""

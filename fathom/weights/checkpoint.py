@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,6 +21,9 @@ from fathom.quant.ggml_types import GGMLType
 from fathom.weights.gguf import GGUFFile
 from fathom.weights.resolve import ResolvedModel
 
+if TYPE_CHECKING:
+    from fathom.model_config.values import CheckpointFormat
+
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = f"{SINGLE_FILE}.index.json"
 
@@ -31,7 +34,7 @@ TEXT_PREFIXES = {"language_model.": "", "model.language_model.": "model."}
 class Checkpoint(ABC):
     """Tensors by name; `format` says whose names they are."""
 
-    format: Literal["safetensors", "gguf"]
+    format: CheckpointFormat
 
     @abstractmethod
     def names(self) -> list[str]:

@@ -11,11 +11,14 @@ import difflib
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING
 
 from fathom.errors import ModelNotFoundError
 from fathom.weights.catalogue import CATALOGUE, DEFAULT_MODEL
 from fathom.weights.download import pull
+
+if TYPE_CHECKING:
+    from fathom.model_config.values import CheckpointFormat
 
 CONFIG_FILE = "config.json"
 WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json")
@@ -35,7 +38,7 @@ class ResolvedModel:
     """
 
     path: Path
-    format: Literal["safetensors", "gguf"]
+    format: CheckpointFormat
     name: str
 
 

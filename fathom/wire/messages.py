@@ -9,13 +9,13 @@ In-process, the same structs are handed over as they are.
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from fathom.config import EngineConfig
-from fathom.model_config.values import ModelConfig
+from fathom.model_config.values import CheckpointFormat, ModelConfig
 from fathom.params import SamplingParams
 from fathom.step import LogprobsArrays
 
@@ -38,7 +38,7 @@ class EngineSetup(msgspec.Struct):
     config: EngineConfig
     model_config: ModelConfig
     model_path: str
-    model_format: Literal["safetensors", "gguf"]
+    model_format: CheckpointFormat
 
 
 class EngineCoreRequest(msgspec.Struct, array_like=True, gc=False):
@@ -139,7 +139,6 @@ class EngineCoreOutputs(msgspec.Struct, tag="outputs"):
     outputs: list[EngineCoreOutput]
     logprobs: LogprobsArrays | None = None
     stats: SchedulerStats | None = None
-    timestamp: float = 0.0
 
 
 class RemoteError(msgspec.Struct):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from fathom.core.request import Request
 from fathom.step import ModelRunnerOutput
 from fathom.wire.messages import EngineCoreOutput, EngineCoreOutputs, FinishReason, SchedulerStats
@@ -48,4 +46,4 @@ class StepUpdate:
         self.any_finished = True
 
     def outputs(self, result: ModelRunnerOutput, stats: SchedulerStats | None) -> EngineCoreOutputs:
-        return EngineCoreOutputs(self._outputs, result.logprobs, stats, time.time())
+        return EngineCoreOutputs(self._outputs, result.logprobs, stats)

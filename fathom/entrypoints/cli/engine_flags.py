@@ -10,26 +10,25 @@ from fathom.config import EngineConfig, iter_options
 _NOT_SET = argparse.SUPPRESS  # so that only flags that were given reach the config
 
 
-def add_engine_flags(parser: argparse.ArgumentParser, *, leave_out: tuple[str, ...] = ()) -> None:
+def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     """Add a --kebab-case flag for every option of the config."""
     group = parser.add_argument_group("engine options")
     for name, kind, default, help_line in iter_options():
-        if name not in leave_out:
-            text = help_line if default in (None, ()) else f"{help_line} (default: {default})"
-            group.add_argument(
-                f"--{name.replace('_', '-')}",
-                dest=f"engine.{name}",
-                default=_NOT_SET,
-                help=text.replace("%", "%%"),
-                **_how(kind),
-            )
+        text = help_line if default in (None, ()) else f"{help_line} (default: {default})"
+        group.add_argument(
+            f"--{name.replace('_', '-')}",
+            dest=f"engine.{name}",
+            default=_NOT_SET,
+            help=text.replace("%", "%%"),
+            **_how(kind),
+        )
 
 
-def config_from_flags(options: argparse.Namespace, **defaults: Any) -> EngineConfig:
-    """The EngineConfig that the given flags describe, on top of `defaults`."""
+def config_from_flags(options: argparse.Namespace) -> EngineConfig:
+    """The EngineConfig that the given flags describe."""
     prefix = "engine."
     given = {name[len(prefix) :]: value for name, value in vars(options).items() if name.startswith(prefix)}
-    return EngineConfig.from_options(**(defaults | given))
+    return EngineConfig.from_options(**given)
 
 
 def _how(kind: Any) -> dict[str, Any]:

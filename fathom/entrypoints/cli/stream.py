@@ -33,9 +33,9 @@ class Conversation:
     """Turns of one conversation with one engine."""
 
     def __init__(self, config: EngineConfig, system: str | None = None) -> None:
-        self._started = time.perf_counter()
+        started = time.perf_counter()
         self._engine = LLMEngine(config)
-        self._boot_seconds = time.perf_counter() - self._started
+        self._boot_seconds = time.perf_counter() - started
         self._numbers = count()
         self.messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import tokenizers
 from tokenizers import AddedToken
@@ -17,13 +17,14 @@ from tokenizers import AddedToken
 from fathom.errors import CheckpointError, UnsupportedModelError
 from fathom.frontend.tokenizer.from_gguf import tokenizer_from_gguf
 from fathom.frontend.tokenizer.tokenizer import ChatTemplate, Tokenizer
+from fathom.model_config.values import CheckpointFormat
 from fathom.weights.gguf import GGUFFile
 
 _ADDED_TOKEN_KEYS = {"content", "single_word", "lstrip", "rstrip", "normalized", "special"}
 _NOT_CONVERTED = ("tokenizer.model", "vocab.json", "tekken.json", "tiktoken.model")
 
 
-def load_tokenizer(path: Path, format: Literal["safetensors", "gguf"]) -> Tokenizer:
+def load_tokenizer(path: Path, format: CheckpointFormat) -> Tokenizer:
     """The tokenizer in a model folder ("safetensors") or a .gguf file ("gguf").
 
     Raises:
