@@ -87,6 +87,7 @@ class RuntimeOptions:
         None, "Run the engine in a process of its own; default: FATHOM_ENABLE_MULTIPROCESSING, else yes."
     )
     num_threads: int | None = option(None, "CPU threads of the model; default: the cores this process may use.")
+    enforce_eager: bool = option(False, "Run every step call by call; else decode steps are recorded and replayed.")
     ready_timeout_s: float | None = option(
         None, "Seconds to wait for the engine process; default FATHOM_ENGINE_READY_TIMEOUT_S, else 600."
     )

@@ -31,6 +31,7 @@ namespace FATHOM_LEVEL {
 #include "kv_write.h"
 #include "norm.h"
 #include "activation.h"
+#include "embedding.h"
 #include "quantise.h"
 #include "quant_matmul.h"
 #include "rotary.h"
@@ -47,6 +48,8 @@ const Kernels FATHOM_JOIN(kernels_, FATHOM_LEVEL) = {
     .gelu_tanh_and_mul = FATHOM_LEVEL::activate_and_mul<FATHOM_LEVEL::GeluTanh>,
     .write_kv = FATHOM_LEVEL::write_kv,
     .paged_attention = FATHOM_LEVEL::paged_attention,
+    .gather_rows = FATHOM_LEVEL::gather_rows,
+    .unpack_rows = FATHOM_LEVEL::unpack_rows,
     .quant_matmul = FATHOM_LEVEL::quant_matmul,
 };
 

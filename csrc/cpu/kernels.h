@@ -36,6 +36,17 @@ struct PackedArgs {
   int64_t bits, group;
 };
 
+// Rows of a packed weight, in float32, times a factor.
+struct PackedRowsArgs {
+  float* output;           // [num_rows, columns]
+  const int64_t* row_ids;  // [num_rows]
+  const uint8_t* quants;
+  const float* scales;
+  const float* minimums;  // null: none
+  int64_t num_rows, columns, bits, group;
+  float factor;
+};
+
 struct Kernels {
   const char* name;
   void (*rms_norm)(float* output, const float* input, const float* weight, int64_t rows, int64_t size, float epsilon);
@@ -52,6 +63,10 @@ struct Kernels {
   void (*write_kv)(float* key_cache, float* value_cache, const float* key, const float* value, const int64_t* slots,
                    int64_t num_tokens, int64_t size, int64_t key_stride, int64_t value_stride);
   void (*paged_attention)(const AttentionArgs& args);
+  // output[i] = table[row_ids[i]] * factor, table [..., columns].
+  void (*gather_rows)(float* output, const float* table, const int64_t* row_ids, int64_t num_rows, int64_t columns,
+                      float factor);
+  void (*unpack_rows)(const PackedRowsArgs& args);
   void (*quant_matmul)(const PackedArgs& args);
 };
 

@@ -2,9 +2,11 @@
 // types, shapes and contiguity. The GIL is released while a kernel runs.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
 #include "dispatch.h"
+#include "graph.h"
 #include "thread_pool.h"
 
 namespace nb = nanobind;
@@ -24,6 +26,16 @@ std::vector<std::string> level_names() {
   std::vector<std::string> names;
   for (const fathom::Kernels* level : fathom::usable_levels()) names.emplace_back(level->name);
   return names;
+}
+
+// A function that runs a kernel, and adds the call to the graph that is being recorded, if one is.
+template <typename... Args>
+void def_kernel(nb::module_& module, const char* name, void (*kernel)(Args...)) {
+  module.def(name, [kernel](Args... args) {
+    const nb::gil_scoped_release released;
+    kernel(args...);
+    if (fathom::recording() != nullptr) fathom::recording()->add([kernel, args...] { kernel(args...); });
+  });
 }
 
 void rms_norm(Address output, Address input, Address weight, int64_t rows, int64_t size, float epsilon) {
@@ -66,6 +78,16 @@ void paged_attention(Address output, Address query, Address key_cache, Address v
                                      num_kv_heads, head_dim, scale, window, softcap});
 }
 
+void gather_rows(Address output, Address table, Address row_ids, int64_t num_rows, int64_t columns, float factor) {
+  fathom::kernels().gather_rows(at<float>(output), at<float>(table), at<int64_t>(row_ids), num_rows, columns, factor);
+}
+
+void unpack_rows(Address output, Address row_ids, Address quants, Address scales, Address minimums, int64_t num_rows,
+                 int64_t columns, int64_t bits, int64_t group, float factor) {
+  fathom::kernels().unpack_rows({at<float>(output), at<int64_t>(row_ids), at<uint8_t>(quants), at<float>(scales),
+                                 at<float>(minimums), num_rows, columns, bits, group, factor});
+}
+
 void quant_matmul(Address output, int64_t output_stride, Address input, Address quants, Address scales,
                   Address minimums, Address bias, int64_t num_tokens, int64_t rows, int64_t columns, int64_t bits,
                   int64_t group) {
@@ -83,12 +105,19 @@ NB_MODULE(_cpu, module) {
   module.def("use_level", fathom::use_level);
   module.def("set_num_threads", fathom::set_num_threads, Released());
   module.def("num_threads", [] { return fathom::pool().num_threads(); });
-  module.def("rms_norm", rms_norm, Released());
-  module.def("add_rms_norm", add_rms_norm, Released());
-  module.def("apply_rotary", apply_rotary, Released());
-  module.def("silu_and_mul", silu_and_mul, Released());
-  module.def("gelu_tanh_and_mul", gelu_tanh_and_mul, Released());
-  module.def("write_kv", write_kv, Released());
-  module.def("paged_attention", paged_attention, Released());
-  module.def("quant_matmul", quant_matmul, Released());
+  nb::class_<fathom::Graph>(module, "Graph", "Kernel calls of one thread, in order.")
+      .def("replay", &fathom::Graph::replay, Released())
+      .def("__len__", &fathom::Graph::size);
+  module.def("start_recording", [] { fathom::recording() = std::make_unique<fathom::Graph>(); });
+  module.def("stop_recording", [] { return std::move(fathom::recording()); });
+  def_kernel(module, "rms_norm", rms_norm);
+  def_kernel(module, "add_rms_norm", add_rms_norm);
+  def_kernel(module, "apply_rotary", apply_rotary);
+  def_kernel(module, "silu_and_mul", silu_and_mul);
+  def_kernel(module, "gelu_tanh_and_mul", gelu_tanh_and_mul);
+  def_kernel(module, "write_kv", write_kv);
+  def_kernel(module, "paged_attention", paged_attention);
+  def_kernel(module, "gather_rows", gather_rows);
+  def_kernel(module, "unpack_rows", unpack_rows);
+  def_kernel(module, "quant_matmul", quant_matmul);
 }

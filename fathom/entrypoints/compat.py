@@ -31,7 +31,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "allowed_local_media_path": ("",),
     "served_model_name": (None,),
     "trust_remote_code": (False, True),  # code that comes with a checkpoint is never run
-    "enforce_eager": (False, True),  # no graphs are captured yet, so every step is eager
     "disable_custom_all_reduce": (False, True),
 }
 

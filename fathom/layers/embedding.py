@@ -14,16 +14,17 @@ if TYPE_CHECKING:
 
 
 class TokenEmbedding(Linear):
-    """weight [vocab_size, hidden_size]; ids [num_tokens] int64 -> [num_tokens, hidden_size].
+    """weight [vocab_size, hidden_size]; ids [num_tokens] int64 -> [num_tokens, hidden_size], times ``factor``.
 
     A matrix like those of linear layers, since a tied head multiplies by it; what differs is the way in.
     """
 
-    def __init__(self, vocab_size: int, hidden_size: int, build: BuildContext):
+    def __init__(self, vocab_size: int, hidden_size: int, build: BuildContext, *, factor: float = 1.0):
         super().__init__(hidden_size, vocab_size, build)
+        self.factor = factor
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
-        return self.method.look_up(self, input_ids)
+        return self.method.look_up(self, input_ids, self.factor)
 
 
 class LMHead(nn.Module):

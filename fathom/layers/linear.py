@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from fathom.kernels.embedding import embedding
+
 if TYPE_CHECKING:
     from fathom.layers.build import BuildContext
     from fathom.layers.packed import Part
@@ -30,8 +32,8 @@ class LinearMethod(Protocol):
     def multiply(self, layer: Linear, x: torch.Tensor) -> torch.Tensor:
         """x [..., in_features] -> [..., out_features], the bias included."""
 
-    def look_up(self, layer: Linear, row_ids: torch.Tensor) -> torch.Tensor:
-        """row_ids [n] int64 -> [n, in_features]."""
+    def look_up(self, layer: Linear, row_ids: torch.Tensor, factor: float) -> torch.Tensor:
+        """row_ids [n] int64 -> [n, in_features], the rows times the factor."""
 
 
 class Dense:
@@ -43,8 +45,8 @@ class Dense:
     def multiply(self, layer: Linear, x: torch.Tensor) -> torch.Tensor:
         return F.linear(x, layer.weight, layer.bias)
 
-    def look_up(self, layer: Linear, row_ids: torch.Tensor) -> torch.Tensor:
-        return F.embedding(row_ids, layer.weight)
+    def look_up(self, layer: Linear, row_ids: torch.Tensor, factor: float) -> torch.Tensor:
+        return embedding(row_ids, layer.weight, factor)
 
 
 class Linear(nn.Module):

@@ -24,6 +24,8 @@ class RMSNorm(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return rms_norm(x, self.weight, self.eps)
 
-    def after_add(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(norm of x + residual, x + residual)."""
+    def after_add(self, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """(norm of x + residual, x + residual); without a residual, (norm of x, x)."""
+        if residual is None:
+            return self(x), x
         return add_rms_norm(x, residual, self.weight, self.eps)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 import torch.nn.functional as F
 
+from fathom.kernels.embedding import embedding
 from fathom.kernels.quant_matmul import quant_matmul
 from fathom.quant.packed import PANEL, PackedWeight
 
@@ -55,10 +56,9 @@ class Packed:
             _product(x, matrix, None if layer.bias is None else layer.bias[rows], output[..., rows])
         return output
 
-    def look_up(self, layer: Linear, row_ids: torch.Tensor) -> torch.Tensor:
+    def look_up(self, layer: Linear, row_ids: torch.Tensor, factor: float) -> torch.Tensor:
         (part,) = layer.parts
-        matrix = part.matrix
-        return matrix.unpack_rows(row_ids) if isinstance(matrix, PackedWeight) else F.embedding(row_ids, matrix)
+        return embedding(row_ids, part.matrix, factor)
 
 
 def _product(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import nn
 
+from fathom.kernels.embedding import embedding
 from fathom.kernels.rotary import apply_rotary
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class RotaryEmbedding(nn.Module):
 
     def forward(self, positions: torch.Tensor) -> Rotation:
         """positions [num_tokens] int64, each below max_model_len."""
-        return Rotation(self.cos[positions], self.sin[positions])
+        return Rotation(embedding(positions, self.cos), embedding(positions, self.sin))
 
 
 def scaled_frequencies(config: RopeConfig, head_dim: int) -> tuple[torch.Tensor, float]:

@@ -3,7 +3,7 @@
     input_ids -> embedding -> layer 0 -> layer 1 -> ... -> norm -> lm_head -> logits
 
 Between layers travel two tensors: what the last block produced, and the residual stream that it is yet to be
-added to. The addition is part of the next norm (`RMSNorm.after_add`), which saves a pass over memory.
+added to (none before the first layer). The addition is part of the next norm (`RMSNorm.after_add`), which saves a pass over memory.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class PreNormLayer(nn.Module):
         self.mlp = mlp
 
     def forward(
-        self, hidden: torch.Tensor, residual: torch.Tensor, rotation: Rotation, batch: ForwardBatch
+        self, hidden: torch.Tensor, residual: torch.Tensor | None, rotation: Rotation, batch: ForwardBatch
     ) -> tuple[torch.Tensor, torch.Tensor]:
         hidden, residual = self.attention_norm.after_add(hidden, residual)
         hidden = self.attention(hidden, rotation, batch)
@@ -99,17 +99,24 @@ class PreNormLayer(nn.Module):
 class CausalLM(nn.Module):
     """A decoder-only language model around the layers that ``make_layer(index)`` returns.
 
-    A layer takes and returns (hidden, residual) as PreNormLayer does. An architecture derives from this
+    Embeddings are multiplied by ``embedding_factor``. A layer takes and returns (hidden, residual) as PreNormLayer does. An architecture derives from this
     class and gives its table of weight names and its layers; nothing derives from an architecture.
     """
 
     weight_names: ClassVar[tuple[WeightName, ...]]
 
-    def __init__(self, config: ModelConfig, build: BuildContext, make_layer: Callable[[int], nn.Module]):
+    def __init__(
+        self,
+        config: ModelConfig,
+        build: BuildContext,
+        make_layer: Callable[[int], nn.Module],
+        *,
+        embedding_factor: float = 1.0,
+    ):
         super().__init__()
         self.config = config
         self.kv_dtype = build.dtype
-        self.embedding = TokenEmbedding(config.vocab_size, config.hidden_size, build)
+        self.embedding = TokenEmbedding(config.vocab_size, config.hidden_size, build, factor=embedding_factor)
         self.layers = nn.ModuleList(make_layer(index) for index in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.norm_eps, build)
         self.lm_head = LMHead(
@@ -129,18 +136,13 @@ class CausalLM(nn.Module):
         self.ropes = nn.ModuleList(RotaryEmbedding(rope, config.head_dim, build) for rope in distinct)
         self.rope_of_layer = [distinct.index(rope) for rope in of_layer]
 
-    def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """input_ids [num_tokens] int64 -> [num_tokens, hidden_size]."""
-        return self.embedding(input_ids)
-
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         """input_ids, positions [num_tokens] int64 -> hidden states [num_tokens, hidden_size].
 
         Writes the tokens' keys and values to the batch's caches.
         """
         rotations = [rope(positions) for rope in self.ropes]
-        hidden = self.embed(input_ids)
-        residual = torch.zeros_like(hidden)  # so that the first layer is like every other
+        hidden, residual = self.embedding(input_ids), None
         for layer, rope in zip(self.layers, self.rope_of_layer, strict=True):
             hidden, residual = layer(hidden, residual, rotations[rope], batch)
         return self.norm.after_add(hidden, residual)[0]

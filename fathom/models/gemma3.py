@@ -67,7 +67,7 @@ class Gemma3Layer(nn.Module):
         self.post_mlp_norm = RMSNorm(size, eps, build)
 
     def forward(
-        self, hidden: torch.Tensor, residual: torch.Tensor, rotation: Rotation, batch: ForwardBatch
+        self, hidden: torch.Tensor, residual: torch.Tensor | None, rotation: Rotation, batch: ForwardBatch
     ) -> tuple[torch.Tensor, torch.Tensor]:
         hidden, residual = self.attention_norm.after_add(hidden, residual)
         hidden = self.post_attention_norm(self.attention(hidden, rotation, batch))
@@ -89,9 +89,6 @@ class Gemma3ForCausalLM(CausalLM):
     )
 
     def __init__(self, config: ModelConfig, build: BuildContext):
-        super().__init__(config, build, lambda index: Gemma3Layer(config, index, build))
         # Rounded to the model's dtype, as in training: in bfloat16 it is not quite the square root.
-        self.embedding_scale = float(torch.tensor(config.hidden_size**0.5, dtype=build.dtype))
-
-    def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
-        return self.embedding(input_ids) * self.embedding_scale
+        factor = float(torch.tensor(config.hidden_size**0.5, dtype=build.dtype))
+        super().__init__(config, build, lambda index: Gemma3Layer(config, index, build), embedding_factor=factor)

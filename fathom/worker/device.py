@@ -25,6 +25,8 @@ class Device(ABC):
     """A torch device and what differs between kinds of them."""
 
     torch_device: torch.device
+    replays_steps: bool
+    """Whether decode steps can be recorded and replayed (worker/graphs.py)."""
 
     @abstractmethod
     def kv_cache_memory(self, run_largest_batch: Callable[[], None]) -> int:
@@ -48,6 +50,7 @@ class CPUDevice(Device):
 
     def __init__(self, config: EngineConfig) -> None:
         self.torch_device = torch.device("cpu")
+        self.replays_steps = native.cpu is not None
         num_threads = config.runtime.num_threads
         if num_threads is None:
             return
@@ -86,6 +89,7 @@ class CUDADevice(Device):
                 hint="Use device=cpu, or install a CUDA build of torch and its driver.",
             )
         self.torch_device = torch.device("cuda", torch.cuda.current_device())
+        self.replays_steps = False
         self._share = config.cache.gpu_memory_utilization
 
     def kv_cache_memory(self, run_largest_batch: Callable[[], None]) -> int:

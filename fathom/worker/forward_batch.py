@@ -39,3 +39,12 @@ class ForwardBatch:
     seq_lens: torch.Tensor
     kv_caches: list[torch.Tensor]
     tables: list[BlockTables]
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """What the model is called with. input_ids, positions: [num_tokens] int64."""
+
+    input_ids: torch.Tensor
+    positions: torch.Tensor
+    batch: ForwardBatch

@@ -24,7 +24,8 @@ from fathom.kv_cache_spec import KVCacheConfig
 from fathom.models.decoder import CausalLM
 from fathom.step import ModelRunnerOutput, SchedulerOutput
 from fathom.worker.device import Device
-from fathom.worker.forward_batch import BlockTables, ForwardBatch
+from fathom.worker.forward_batch import BlockTables, ForwardBatch, StepInputs
+from fathom.worker.graphs import StepGraphs
 from fathom.worker.input_batch import InputBatch
 from fathom.worker.prompt_logprobs import PromptLogprobs
 from fathom.worker.sample.logprobs import LogprobsMode
@@ -35,16 +36,14 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class PreparedInputs:
-    """A step's inputs. rows: [num_reqs], the batch's row of each scheduled request, in order.
+class PreparedStep:
+    """What a step computes. rows: [num_reqs], the batch's row of each scheduled request, in order.
 
     num_scheduled: [num_reqs]. complete: [num_reqs] bool, whose last token this step computes.
     query_start: [num_reqs + 1].
     """
 
-    input_ids: torch.Tensor
-    positions: torch.Tensor
-    batch: ForwardBatch
+    inputs: StepInputs
     rows: np.ndarray
     num_scheduled: np.ndarray
     query_start: np.ndarray
@@ -67,6 +66,7 @@ class ModelRunner:
         sampler: the logits pipeline.
         kv_cache: layout of the pool to allocate.
         dtype: of keys and values.
+        use_graphs: record decode steps and replay them (StepGraphs), where the device can.
     """
 
     def __init__(
@@ -79,6 +79,7 @@ class ModelRunner:
         max_num_seqs: int,
         max_model_len: int,
         logprobs_mode: LogprobsMode,
+        use_graphs: bool,
     ) -> None:
         self.model = model
         self.sampler = sampler
@@ -87,6 +88,11 @@ class ModelRunner:
         self.batch = InputBatch(max_num_seqs, max_model_len, kv_cache)
         self.prompt_logprobs = PromptLogprobs(model, logprobs_mode)
         self.kv_caches, self.group_of_layer = _allocate_kv_caches(model, device, kv_cache, dtype)
+        self.graphs: StepGraphs | None = None
+        if use_graphs:
+            self.graphs = StepGraphs(
+                model, self.kv_caches, self.group_of_layer, kv_cache.block_size, max_num_seqs, max_model_len
+            )
         self._pending: PendingStep | None = None
 
     @torch.inference_mode()
@@ -95,14 +101,12 @@ class ModelRunner:
         self._pending = None
         self.prompt_logprobs.drop(step.finished_request_ids)
         self.sampler.update_state(self.batch.apply(step))
-        inputs = self._prepare_inputs(step.num_scheduled_tokens)
+        prepared = self._prepare_inputs(step.num_scheduled_tokens)
         with torch.profiler.record_function(step.annotation):
-            hidden = self.model(inputs.input_ids, inputs.positions, inputs.batch)
-            logits_indices = torch.from_numpy(inputs.query_start[1:][inputs.complete] - 1)
-            logits = self.model.compute_logits(hidden[logits_indices.to(hidden.device)])
-        self.prompt_logprobs.collect(self.batch, inputs.rows, inputs.query_start, hidden)
-        self.batch.num_computed_tokens[inputs.rows] += inputs.num_scheduled
-        self._pending = PendingStep(logits, inputs.rows[inputs.complete])
+            hidden, logits = self._forward(prepared)
+        self.prompt_logprobs.collect(self.batch, prepared.rows, prepared.query_start, hidden)
+        self.batch.num_computed_tokens[prepared.rows] += prepared.num_scheduled
+        self._pending = PendingStep(logits, prepared.rows[prepared.complete])
 
     @torch.inference_mode()
     def sample_tokens(self) -> ModelRunnerOutput:
@@ -131,7 +135,16 @@ class ModelRunner:
             errors={batch.request_ids[row]: message for row, message in output.errors.items()},
         )
 
-    def _prepare_inputs(self, num_scheduled_tokens: dict[str, int]) -> PreparedInputs:
+    def _forward(self, step: PreparedStep) -> tuple[torch.Tensor, torch.Tensor]:
+        """hidden [num_tokens, hidden_size], logits [complete rows, vocab]."""
+        inputs = step.inputs
+        if self.graphs is not None and self.graphs.covers(step.num_scheduled, step.complete):
+            return self.graphs.run(inputs)
+        hidden = self.model(inputs.input_ids, inputs.positions, inputs.batch)
+        last_tokens = torch.from_numpy(step.query_start[1:][step.complete] - 1)
+        return hidden, self.model.compute_logits(hidden[last_tokens.to(hidden.device)])
+
+    def _prepare_inputs(self, num_scheduled_tokens: dict[str, int]) -> PreparedStep:
         """Flatten the scheduled tokens, row after row, and say where their keys and values go and lie.
 
         A row's new tokens are those at positions num_computed .. num_computed + scheduled - 1.
@@ -156,10 +169,12 @@ class ModelRunner:
             kv_caches=self.kv_caches,
             tables=[tables[group] for group in self.group_of_layer],
         )
-        return PreparedInputs(
-            input_ids=torch.from_numpy(batch.token_ids[row_of_token, positions].astype(np.int64)).to(device),
-            positions=torch.from_numpy(positions).to(device),
-            batch=forward_batch,
+        return PreparedStep(
+            inputs=StepInputs(
+                input_ids=torch.from_numpy(batch.token_ids[row_of_token, positions].astype(np.int64)).to(device),
+                positions=torch.from_numpy(positions).to(device),
+                batch=forward_batch,
+            ),
             rows=rows,
             num_scheduled=counts,
             query_start=query_start,

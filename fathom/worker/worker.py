@@ -133,6 +133,7 @@ class Worker:
             self._config.scheduler.max_num_seqs,
             max_model_len,
             self._config.model.logprobs_mode,
+            use_graphs=self.device.replays_steps and not self._config.runtime.enforce_eager,
         )
 
     def _run_largest_batch(self) -> None:

@@ -77,7 +77,7 @@ def test_no_weight_is_changed(mixed: Path) -> None:
             checked += 1
     assert checked == 2 + 4 * 3
     assert torch.equal(packed.layers[1].attention.qkv.bias, dense.layers[1].attention.qkv.bias)
-    assert torch.equal(packed.embed(torch.tensor(TOKENS)), dense.embed(torch.tensor(TOKENS)))
+    assert torch.equal(packed.embedding(torch.tensor(TOKENS)), dense.embedding(torch.tensor(TOKENS)))
 
 
 def test_projections_in_one_format_are_one_product(tiny: Callable[[str], Path], tmp_path: Path) -> None:

@@ -1,0 +1,31 @@
+"""Rows of a matrix by the native kernels."""
+
+from __future__ import annotations
+
+import torch
+
+from fathom.kernels.native import cpu
+from fathom.quant.packed import PackedWeight
+
+
+def embedding(row_ids: torch.Tensor, matrix: torch.Tensor | PackedWeight, factor: float = 1.0) -> torch.Tensor:
+    """See the package's docstring for shapes and rules."""
+    row_ids = row_ids.contiguous()
+    if isinstance(matrix, PackedWeight):
+        output = matrix.scales.new_empty(len(row_ids), matrix.columns)
+        cpu.unpack_rows(
+            output.data_ptr(),
+            row_ids.data_ptr(),
+            matrix.quants.data_ptr(),
+            matrix.scales.data_ptr(),
+            0 if matrix.minimums is None else matrix.minimums.data_ptr(),
+            len(row_ids),
+            matrix.columns,
+            matrix.bits,
+            matrix.group,
+            factor,
+        )
+        return output
+    output = matrix.new_empty(len(row_ids), matrix.shape[1])
+    cpu.gather_rows(output.data_ptr(), matrix.data_ptr(), row_ids.data_ptr(), *output.shape, factor)
+    return output
