@@ -87,6 +87,9 @@ class RuntimeOptions:
         None, "Run the engine in a process of its own; default: FATHOM_ENABLE_MULTIPROCESSING, else yes."
     )
     num_threads: int | None = option(None, "CPU threads of the model; default: the cores this process may use.")
+    cpu_cores: str | None = option(
+        None, 'Cores to bind the model\'s threads to, one each, as in "0-3,8"; default: they are not bound.'
+    )
     enforce_eager: bool = option(False, "Run every step call by call; else decode steps are recorded and replayed.")
     ready_timeout_s: float | None = option(
         None, "Seconds to wait for the engine process; default FATHOM_ENGINE_READY_TIMEOUT_S, else 600."

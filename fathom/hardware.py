@@ -17,12 +17,14 @@ class Hardware:
     """cores: processors this process may run on. total_memory, available_memory: bytes, cgroup included.
 
     native_kernels: whether the compiled CPU kernels are installed.
+    core_ids: numbers of the processors that threads can be bound to; empty where the system has no such thing.
     """
 
     cores: int
     total_memory: int
     available_memory: int
     native_kernels: bool
+    core_ids: tuple[int, ...] = ()
 
 
 def detect_hardware() -> Hardware:
@@ -34,7 +36,23 @@ def detect_hardware() -> Hardware:
         total = limit
         available = min(available, max(0, limit - used))
     native_kernels = importlib.util.find_spec("fathom._cpu") is not None
-    return Hardware(_usable_cores(), total, available, native_kernels)
+    core_ids = tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else ()
+    return Hardware(_usable_cores(), total, available, native_kernels, core_ids)
+
+
+def parse_cores(text: str) -> tuple[int, ...]:
+    """The numbers in a list such as "0-3,8", in its order.
+
+    Raises:
+        ValueError: it is not such a list, or names a core twice.
+    """
+    cores: list[int] = []
+    for item in text.split(","):
+        first, dash, last = item.strip().partition("-")
+        cores += range(int(first), int(last if dash else first) + 1)
+    if not cores or len(set(cores)) < len(cores):
+        raise ValueError(text)
+    return tuple(cores)
 
 
 def limit_openmp_spinning() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fathom.config import EngineConfig
 from fathom.errors import ConfigError
-from fathom.hardware import Hardware
+from fathom.hardware import Hardware, parse_cores
 from fathom.model_config.values import CheckpointFormat, ModelConfig
 
 DEFAULT_MAX_NUM_SEQS = 256
@@ -29,10 +29,7 @@ def resolve(
     device = "cpu" if config.runtime.device == "auto" else config.runtime.device
     max_model_len = _max_model_len(config, model, reasons)
     max_num_seqs, budget = _step_limits(config, max_model_len, reasons)
-    threads = config.runtime.num_threads
-    if threads is None:
-        threads = hardware.cores
-        reasons.append(f"num_threads={threads}: the physical cores that this process may use")
+    threads = _num_threads(config, hardware, reasons)
     weights = _weights(config, file_format, device, hardware, reasons)
     resolved = config.replace(
         device=device,
@@ -94,6 +91,45 @@ def _dtype(config: EngineConfig, model: ModelConfig, device: str, reasons: list[
     dtype = model.dtype if model.dtype in ("float16", "bfloat16") else "bfloat16"
     reasons.append(f"dtype={dtype}: the checkpoint is {model.dtype}")
     return dtype
+
+
+def _num_threads(config: EngineConfig, hardware: Hardware, reasons: list[str]) -> int:
+    wanted, cores = config.runtime.num_threads, config.runtime.cpu_cores
+    if cores is not None:
+        count = _count_cores(cores, hardware)
+        if wanted not in (None, count):
+            raise ConfigError(
+                f"num_threads={wanted}, but cpu_cores={cores!r} names {count} cores, one for each thread.",
+                parameter="num_threads",
+                value=wanted,
+                hint="Leave num_threads out.",
+            )
+        return count
+    if wanted is None:
+        reasons.append(f"num_threads={hardware.cores}: the physical cores that this process may use")
+        return hardware.cores
+    return wanted
+
+
+def _count_cores(text: str, hardware: Hardware) -> int:
+    try:
+        cores = parse_cores(text)
+    except ValueError:
+        raise ConfigError(
+            f"cpu_cores={text!r} is not a list of different cores.",
+            parameter="cpu_cores",
+            value=text,
+            hint='Write numbers and ranges, as in "0-3,8".',
+        ) from None
+    if not set(cores) <= set(hardware.core_ids):
+        usable = ", ".join(map(str, hardware.core_ids)) or "none: this system does not bind threads"
+        raise ConfigError(
+            f"cpu_cores={text!r} names cores that this process may not use.",
+            parameter="cpu_cores",
+            value=text,
+            hint=f"It may use {usable}.",
+        )
+    return len(cores)
 
 
 def _max_model_len(config: EngineConfig, model: ModelConfig, reasons: list[str]) -> int:

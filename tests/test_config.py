@@ -286,3 +286,25 @@ def test_contradictions_name_both_sides_and_a_way_out(
         resolved(**options)
     assert caught.value.parameter == parameter
     assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def test_threads_are_as_many_as_the_cores_that_they_are_bound_to() -> None:
+    hardware = dataclasses.replace(HARDWARE, core_ids=(0, 2, 3, 4))
+    config, reasons = resolve(EngineConfig.from_options(cpu_cores="2-3,0"), MODEL, "safetensors", hardware)
+    assert config.runtime.num_threads == 3
+    assert not any("num_threads" in reason for reason in reasons)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"cpu_cores": "0-"}, "not a list of different cores"),
+        ({"cpu_cores": "0,2-3,2"}, "not a list of different cores"),
+        ({"cpu_cores": "1"}, "may not use"),
+        ({"cpu_cores": "0,2", "num_threads": 3}, "names 2 cores"),
+    ],
+)
+def test_cores_that_threads_cannot_be_bound_to_are_refused(options: dict[str, Any], message: str) -> None:
+    hardware = dataclasses.replace(HARDWARE, core_ids=(0, 2, 3, 4))
+    with pytest.raises(ConfigError, match=message):
+        resolve(EngineConfig.from_options(**options), MODEL, "safetensors", hardware)

@@ -10,6 +10,7 @@
 #include "thread_pool.h"
 
 namespace nb = nanobind;
+using namespace nb::literals;
 using fathom::AttentionArgs;
 using fathom::PackedArgs;
 
@@ -103,7 +104,7 @@ NB_MODULE(_cpu, module) {
   module.def("levels", level_names, "Instruction set levels that this processor can run, best first.");
   module.def("level", [] { return std::string(fathom::kernels().name); });
   module.def("use_level", fathom::use_level);
-  module.def("set_num_threads", fathom::set_num_threads, Released());
+  module.def("set_num_threads", fathom::set_num_threads, "num_threads"_a, "cores"_a = std::vector<int>(), Released());
   module.def("num_threads", [] { return fathom::pool().num_threads(); });
   nb::class_<fathom::Graph>(module, "Graph", "Kernel calls of one thread, in order.")
       .def("replay", &fathom::Graph::replay, Released())

@@ -2,6 +2,11 @@
 
 #include <memory>
 
+#if defined(__linux__)
+#include <pthread.h>
+#include <sched.h>
+#endif
+
 namespace fathom {
 namespace {
 
@@ -15,6 +20,16 @@ void pause() {
 #endif
 }
 
+// Does nothing where threads cannot be bound.
+void bind([[maybe_unused]] std::thread& thread, [[maybe_unused]] int core) {
+#if defined(__linux__)
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  CPU_SET(core, &set);
+  pthread_setaffinity_np(thread.native_handle(), sizeof set, &set);
+#endif
+}
+
 // Never destroyed: at exit, and in a process that was forked from this one, there may be no threads to join.
 std::unique_ptr<ThreadPool>& the_pool() {
   static auto* instance = new std::unique_ptr<ThreadPool>(std::make_unique<ThreadPool>(1));
@@ -23,8 +38,11 @@ std::unique_ptr<ThreadPool>& the_pool() {
 
 }  // namespace
 
-ThreadPool::ThreadPool(int num_threads) {
-  for (int index = 1; index < num_threads; ++index) workers_.emplace_back([this] { work(); });
+ThreadPool::ThreadPool(int num_threads, const std::vector<int>& cores) {
+  for (int index = 1; index < num_threads; ++index) {
+    workers_.emplace_back([this] { work(); });
+    if (!cores.empty()) bind(workers_.back(), cores.at(index));
+  }
 }
 
 ThreadPool::~ThreadPool() {
@@ -68,8 +86,9 @@ void ThreadPool::work() {
 
 ThreadPool& pool() { return *the_pool(); }
 
-void set_num_threads(int num_threads) {
-  if (num_threads != pool().num_threads()) the_pool() = std::make_unique<ThreadPool>(num_threads);
+void set_num_threads(int num_threads, const std::vector<int>& cores) {
+  if (num_threads != pool().num_threads() || !cores.empty())
+    the_pool() = std::make_unique<ThreadPool>(num_threads, cores);
 }
 
 }  // namespace fathom

@@ -13,7 +13,8 @@ namespace fathom {
 
 class ThreadPool {
  public:
-  explicit ThreadPool(int num_threads);
+  // cores: thread i is bound to core cores[i], the calling thread excepted; none are bound if it is empty.
+  explicit ThreadPool(int num_threads, const std::vector<int>& cores = {});
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
@@ -51,6 +52,6 @@ class ThreadPool {
 
 // The process's pool; 1 thread until set_num_threads is called. Not to be changed while kernels run.
 ThreadPool& pool();
-void set_num_threads(int num_threads);
+void set_num_threads(int num_threads, const std::vector<int>& cores);
 
 }  // namespace fathom

@@ -3,7 +3,8 @@
     input_ids -> embedding -> layer 0 -> layer 1 -> ... -> norm -> lm_head -> logits
 
 Between layers travel two tensors: what the last block produced, and the residual stream that it is yet to be
-added to (none before the first layer). The addition is part of the next norm (`RMSNorm.after_add`), which saves a pass over memory.
+added to (none before the first layer). The addition is part of the next norm (`RMSNorm.after_add`), which saves a
+pass over memory.
 """
 
 from __future__ import annotations
@@ -99,8 +100,9 @@ class PreNormLayer(nn.Module):
 class CausalLM(nn.Module):
     """A decoder-only language model around the layers that ``make_layer(index)`` returns.
 
-    Embeddings are multiplied by ``embedding_factor``. A layer takes and returns (hidden, residual) as PreNormLayer does. An architecture derives from this
-    class and gives its table of weight names and its layers; nothing derives from an architecture.
+    Embeddings are multiplied by ``embedding_factor``. A layer takes and returns (hidden, residual) as PreNormLayer
+    does. An architecture derives from this class and gives its table of weight names and its layers; nothing derives
+    from an architecture.
     """
 
     weight_names: ClassVar[tuple[WeightName, ...]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
@@ -12,7 +13,7 @@ import torch
 
 from fathom.config import EngineConfig
 from fathom.errors import ConfigError
-from fathom.hardware import detect_hardware
+from fathom.hardware import detect_hardware, parse_cores
 from fathom.kernels import native
 
 logger = logging.getLogger(__name__)
@@ -54,12 +55,15 @@ class CPUDevice(Device):
         num_threads = config.runtime.num_threads
         if num_threads is None:
             return
+        cores = () if config.runtime.cpu_cores is None else parse_cores(config.runtime.cpu_cores)
+        if cores:  # of the calling thread; torch's threads inherit it, so they share all cores
+            os.sched_setaffinity(0, cores)
         packed = config.model.weights == "packed" and native.cpu is not None
         torch.set_num_threads(1 if packed else num_threads)
         with contextlib.suppress(RuntimeError):  # can be set once per process
             torch.set_num_interop_threads(1)
         if native.cpu is not None:
-            native.cpu.set_num_threads(num_threads)
+            native.cpu.set_num_threads(num_threads, cores)
 
     def kv_cache_memory(self, run_largest_batch: Callable[[], None]) -> int:
         available = detect_hardware().available_memory

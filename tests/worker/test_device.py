@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -27,3 +28,19 @@ def test_torch_leaves_the_cores_to_the_kernels_that_do_the_work(weights: str, to
     CPUDevice(EngineConfig.from_options(weights=weights, num_threads=2))
     assert torch.get_num_threads() == torch_threads
     assert native.cpu.num_threads() == 2
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system does not bind threads")
+def test_threads_are_bound_to_the_cores_that_are_named() -> None:
+    before, others = os.sched_getaffinity(0), set(os.listdir("/proc/self/task"))
+    if len(before) < 2:
+        pytest.skip("one core only")
+    last, first = sorted(before)[:2]
+    try:
+        native.cpu.set_num_threads(1)
+        CPUDevice(EngineConfig.from_options(weights="packed", num_threads=2, cpu_cores=f"{first},{last}"))
+        (new,) = set(os.listdir("/proc/self/task")) - others
+        assert os.sched_getaffinity(int(new)) == {last}
+        assert os.sched_getaffinity(0) == {first, last}
+    finally:
+        os.sched_setaffinity(0, before)
