@@ -2,7 +2,8 @@
 
 caller                                   engine process
 launch_engine ------ spawn ------------> import torch
-prepare: resolve the model, read configs      |
+prepare: resolve the model, read configs,     |
+         have the weights paged in            |
 make_client -------- StartEngine ------> load weights, create the KV cache
 load the tokenizer                            |
 wait_ready <-------- EngineReady ------- warm up
@@ -25,6 +26,7 @@ from fathom.hardware import detect_hardware
 from fathom.model_config import load_generation_config, load_model_config
 from fathom.plugins import load_general_plugins
 from fathom.resolve import resolve
+from fathom.weights.page_in import page_in
 from fathom.weights.resolve import ResolvedModel, resolve_model
 from fathom.wire.messages import EngineReady, EngineSetup
 
@@ -51,7 +53,7 @@ def ready_timeout_s(config: EngineConfig) -> float:
 
 
 def prepare(config: EngineConfig) -> Prepared:
-    """Resolve the model and every "auto" of the config; no weights are read.
+    """Resolve the model and every "auto" of the config; weights are only asked to be paged in.
 
     Raises:
         ModelNotFoundError, UnsupportedModelError, CheckpointError, ConfigError: before anything was started.
@@ -59,6 +61,8 @@ def prepare(config: EngineConfig) -> Prepared:
     load_general_plugins()
     dummy = config.model.load_format == "dummy"
     model = resolve_model(config.model.model, config.model.revision, need_weights=not dummy)
+    if not dummy:
+        page_in(model)
     model_config = load_model_config(model)
     resolved, reasons = resolve(config, model_config, model.format, detect_hardware())
     for reason in reasons:
