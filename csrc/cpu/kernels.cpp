@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <utility>
 #include <vector>
@@ -35,6 +36,12 @@ namespace FATHOM_LEVEL {
 #include "quantise.h"
 #include "quant_matmul.h"
 #include "rotary.h"
+#include "penalties.h"
+#include "row_scan.h"
+#include "softmax_weights.h"
+#include "selection.h"
+#include "sampling.h"
+#include "token_logprobs.h"
 
 }  // namespace FATHOM_LEVEL
 
@@ -51,6 +58,11 @@ const Kernels FATHOM_JOIN(kernels_, FATHOM_LEVEL) = {
     .gather_rows = FATHOM_LEVEL::gather_rows,
     .unpack_rows = FATHOM_LEVEL::unpack_rows,
     .quant_matmul = FATHOM_LEVEL::quant_matmul,
+    .best_tokens = FATHOM_LEVEL::best_tokens,
+    .draw_tokens = FATHOM_LEVEL::draw_tokens,
+    .truncate_logits = FATHOM_LEVEL::truncate_logits,
+    .token_logprobs = FATHOM_LEVEL::token_logprobs,
+    .apply_penalties = FATHOM_LEVEL::apply_penalties,
 };
 
 }  // namespace fathom

@@ -47,6 +47,36 @@ struct PackedRowsArgs {
   float factor;
 };
 
+// Rows of logits and how each is truncated and drawn from; fathom/kernels/sampling has the rules.
+struct DrawArgs {
+  float* logits;             // [..., vocab_size]
+  const int64_t* rows;       // [num_rows], which rows of the logits
+  const float* temperature;  // [num_rows], as the next three
+  const float* log_min_p;    // -infinity: none
+  const int64_t* top_k;      // vocab_size: none
+  const double* top_p;       // 1: none
+  int64_t num_rows, vocab_size;
+};
+
+struct LogprobsArgs {
+  int32_t* token_ids;      // [num_rows, 1 + k], the target first
+  float* scores;           // the same
+  int32_t* ranks;          // [num_rows], of the targets
+  const float* logits;     // [..., vocab_size]
+  const int64_t* rows;     // [num_rows], which rows of the logits
+  const int64_t* targets;  // [num_rows]
+  int64_t num_rows, vocab_size, k;
+  bool normalised;
+};
+
+// The tokens that a row has seen, and how often its output has each.
+struct PenalisedRow {
+  int64_t row;
+  const int64_t* token_ids;
+  const float* counts;
+  int64_t num_tokens;
+};
+
 struct Kernels {
   const char* name;
   void (*rms_norm)(float* output, const float* input, const float* weight, int64_t rows, int64_t size, float epsilon);
@@ -68,6 +98,15 @@ struct Kernels {
                       float factor);
   void (*unpack_rows)(const PackedRowsArgs& args);
   void (*quant_matmul)(const PackedArgs& args);
+  // token_ids [num_rows]; -1 for a row that is not finite. Here and in draw_tokens.
+  void (*best_tokens)(int64_t* token_ids, const float* logits, const int64_t* rows, int64_t num_rows,
+                      int64_t vocab_size);
+  void (*draw_tokens)(int64_t* token_ids, const double* uniforms, const DrawArgs& args);
+  void (*truncate_logits)(const DrawArgs& args);
+  void (*token_logprobs)(const LogprobsArgs& args);
+  // penalties [num_rows, 3]: repetition, frequency, presence.
+  void (*apply_penalties)(float* logits, const PenalisedRow* rows, const float* penalties, int64_t num_rows,
+                          int64_t vocab_size);
 };
 
 }  // namespace fathom

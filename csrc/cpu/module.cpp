@@ -97,6 +97,38 @@ void quant_matmul(Address output, int64_t output_stride, Address input, Address 
                                   bits, group});
 }
 
+fathom::DrawArgs draw_args(Address logits, Address rows, Address temperature, Address log_min_p, Address top_k,
+                           Address top_p, int64_t num_rows, int64_t vocab_size) {
+  return {at<float>(logits), at<int64_t>(rows), at<float>(temperature), at<float>(log_min_p),
+          at<int64_t>(top_k), at<double>(top_p), num_rows, vocab_size};
+}
+
+void best_tokens(Address token_ids, Address logits, Address rows, int64_t num_rows, int64_t vocab_size) {
+  fathom::kernels().best_tokens(at<int64_t>(token_ids), at<float>(logits), at<int64_t>(rows), num_rows, vocab_size);
+}
+
+void draw_tokens(Address token_ids, Address uniforms, Address logits, Address rows, Address temperature,
+                 Address log_min_p, Address top_k, Address top_p, int64_t num_rows, int64_t vocab_size) {
+  fathom::kernels().draw_tokens(at<int64_t>(token_ids), at<double>(uniforms),
+                                draw_args(logits, rows, temperature, log_min_p, top_k, top_p, num_rows, vocab_size));
+}
+
+void truncate_logits(Address logits, Address rows, Address temperature, Address log_min_p, Address top_k, Address top_p,
+              int64_t num_rows, int64_t vocab_size) {
+  fathom::kernels().truncate_logits(draw_args(logits, rows, temperature, log_min_p, top_k, top_p, num_rows, vocab_size));
+}
+
+void token_logprobs(Address token_ids, Address scores, Address ranks, Address logits, Address rows, Address targets,
+                    int64_t num_rows, int64_t vocab_size, int64_t k, bool normalised) {
+  fathom::kernels().token_logprobs({at<int32_t>(token_ids), at<float>(scores), at<int32_t>(ranks), at<float>(logits),
+                                    at<int64_t>(rows), at<int64_t>(targets), num_rows, vocab_size, k, normalised});
+}
+
+void apply_penalties(Address logits, Address rows, Address penalties, int64_t num_rows, int64_t vocab_size) {
+  fathom::kernels().apply_penalties(at<float>(logits), at<fathom::PenalisedRow>(rows), at<float>(penalties), num_rows,
+                                    vocab_size);
+}
+
 }  // namespace
 
 NB_MODULE(_cpu, module) {
@@ -121,4 +153,9 @@ NB_MODULE(_cpu, module) {
   def_kernel(module, "gather_rows", gather_rows);
   def_kernel(module, "unpack_rows", unpack_rows);
   def_kernel(module, "quant_matmul", quant_matmul);
+  module.def("best_tokens", best_tokens, Released());
+  module.def("draw_tokens", draw_tokens, Released());
+  module.def("truncate_logits", truncate_logits, Released());
+  module.def("token_logprobs", token_logprobs, Released());
+  module.def("apply_penalties", apply_penalties, Released());
 }

@@ -12,6 +12,7 @@ from fathom.kv_cache_spec import KVCacheConfig
 from fathom.params import SamplingParams
 from fathom.step import NewRequestData, SchedulerOutput
 from fathom.worker.sample.batch_update import AddedRequest, BatchUpdate, MoveDirectionality, MovedRequest
+from fathom.worker.sample.random import uniform
 
 
 class InputBatch:
@@ -69,13 +70,19 @@ class InputBatch:
         moved = self._close_holes(set(holes))
         return BatchUpdate(batch_size=self.num_rows, removed=removed, added=added, moved=moved)
 
-    def append_token(self, row: int, token_id: int) -> None:
-        """Add a sampled token to a row."""
-        position = self.num_tokens[row]
-        if position < self.token_ids.shape[1]:
-            self.token_ids[row, position] = token_id
-        self.num_tokens[row] += 1
-        self.output_ids[row].append(token_id)
+    def uniforms(self, rows: np.ndarray) -> np.ndarray:
+        """The numbers in [0, 1) that these rows' next tokens are drawn with."""
+        positions = self.num_tokens[rows] - self.num_prompt_tokens[rows]
+        return uniform(self.seeds[rows], self.choices[rows], positions.astype(np.uint64))
+
+    def append_tokens(self, rows: np.ndarray, token_ids: np.ndarray) -> None:
+        """Add a sampled token to each of these rows."""
+        positions = self.num_tokens[rows]
+        fits = positions < self.token_ids.shape[1]
+        self.token_ids[rows[fits], positions[fits]] = token_ids[fits]
+        self.num_tokens[rows] += 1
+        for row, token_id in zip(rows.tolist(), token_ids.tolist(), strict=True):
+            self.output_ids[row].append(token_id)
 
     def _append_row(self) -> int:
         self.request_ids.append("")

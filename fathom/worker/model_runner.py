@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from fathom.kernels.sampling import NO_TOKEN
 from fathom.kv_cache_spec import KVCacheConfig
 from fathom.models.decoder import CausalLM
 from fathom.step import ModelRunnerOutput, SchedulerOutput
@@ -29,7 +30,6 @@ from fathom.worker.graphs import StepGraphs
 from fathom.worker.input_batch import InputBatch
 from fathom.worker.prompt_logprobs import PromptLogprobs
 from fathom.worker.sample.logprobs import LogprobsMode
-from fathom.worker.sample.random import uniform
 from fathom.worker.sample.sampler import Sampler
 
 logger = logging.getLogger(__name__)
@@ -113,20 +113,13 @@ class ModelRunner:
         """Sample from the last execute_model's logits and append the tokens to their rows."""
         pending, self._pending = self._pending, None
         assert pending is not None, "sample_tokens without execute_model"
-        batch = self.batch
-        num_rows = batch.num_rows
-        active = np.zeros(num_rows, bool)
-        active[pending.rows] = True
-        positions = batch.num_tokens[:num_rows] - batch.num_prompt_tokens[:num_rows]
-        uniforms = uniform(batch.seeds[:num_rows], batch.choices[:num_rows], positions.astype(np.uint64))
+        batch, rows = self.batch, pending.rows
         with torch.profiler.record_function("sample_tokens"):
-            output = self.sampler.forward(self._logits_of_all_rows(pending, num_rows), uniforms, active)
-        sampled: dict[str, int] = {}
-        token_ids = output.token_ids.tolist()
-        for row in pending.rows.tolist():
-            if row not in output.errors:
-                batch.append_token(row, token_ids[row])
-                sampled[batch.request_ids[row]] = token_ids[row]
+            output = self.sampler.forward(pending.logits, rows, batch.uniforms)
+        has_token = output.token_ids != NO_TOKEN
+        rows, token_ids = rows[has_token], output.token_ids[has_token]
+        batch.append_tokens(rows, token_ids)
+        sampled = {batch.request_ids[row]: token for row, token in zip(rows.tolist(), token_ids.tolist(), strict=True)}
         return ModelRunnerOutput(
             sampled_token_ids=sampled,
             logprobs=output.logprobs,
@@ -197,14 +190,6 @@ class ModelRunner:
                 )
             )
         return tables
-
-    def _logits_of_all_rows(self, pending: PendingStep, num_rows: int) -> torch.Tensor:
-        """[num_rows, vocab]; rows that this step does not complete hold zeros."""
-        if len(pending.rows) == num_rows:
-            return pending.logits
-        logits = torch.zeros(num_rows, pending.logits.shape[1], dtype=torch.float32, device=pending.logits.device)
-        logits[torch.from_numpy(pending.rows).to(logits.device)] = pending.logits
-        return logits
 
 
 def _allocate_kv_caches(

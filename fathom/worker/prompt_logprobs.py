@@ -36,12 +36,14 @@ class PromptLogprobs:
             rows: [num_reqs] batch rows of the step's requests. query_start: [num_reqs + 1].
             hidden: [num_tokens, hidden_size].
         """
-        for index, row in enumerate(rows.tolist()):
+        in_prompt = np.flatnonzero(batch.num_computed_tokens[rows] < batch.num_prompt_tokens[rows] - 1)
+        for index in in_prompt.tolist():
+            row = int(rows[index])
             k = batch.params[row].prompt_logprobs
+            if k is None:
+                continue
             first = int(batch.num_computed_tokens[row])
             last_target = int(batch.num_prompt_tokens[row]) - 1
-            if k is None or first >= last_target:
-                continue
             begin, end = int(query_start[index]), int(query_start[index + 1])
             count = min(end - begin, last_target - first)
             targets = batch.token_ids[row, first + 1 : first + 1 + count]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
 import torch
 
+from fathom.kernels.sampling import NO_TOKEN
 from fathom.params import SamplingParams
 from fathom.worker.sample.interface import BatchUpdate, LogitsProcessor, LogitsProcessorContext
 from fathom.worker.sample.logprobs import LogprobsMode
@@ -52,9 +54,13 @@ def run(
     uniforms: Sequence[float] | np.ndarray | None = None,
     active: Sequence[bool] | None = None,
 ) -> SamplerOutput:
-    """One step on a copy of the logits."""
-    uniforms = np.full(len(logits), 0.5) if uniforms is None else np.asarray(uniforms, np.float64)
-    return sampler.forward(logits.clone(), uniforms, None if active is None else np.array(active, np.bool_))
+    """One step on a copy of the logits; rows that are not active have no token in the output."""
+    numbers = np.full(len(logits), 0.5) if uniforms is None else np.asarray(uniforms, np.float64)
+    rows = np.arange(len(logits)) if active is None else np.flatnonzero(active)
+    output = sampler.forward(logits[torch.from_numpy(rows)], rows, lambda drawn: numbers[drawn])
+    token_ids = np.full(len(logits), NO_TOKEN)
+    token_ids[rows] = output.token_ids
+    return dataclasses.replace(output, token_ids=token_ids)
 
 
 def process(

@@ -4,12 +4,17 @@ import numpy as np
 import pytest
 import torch
 
-from fathom.worker.sample.draw import NO_TOKEN, draw
+from fathom.kernels.sampling import NO_TOKEN, DrawSettings, draw_tokens
 from fathom.worker.sample.random import uniform
 from tests.sample.helpers import random_logits
 
 INF = float("inf")
 LARGEST_UNIFORM = 1.0 - 2.0**-53
+
+
+def draw(logits: torch.Tensor, uniforms: np.ndarray) -> torch.Tensor:
+    num_rows, vocab_size = logits.shape
+    return draw_tokens(logits, np.arange(num_rows), DrawSettings.neutral(num_rows, vocab_size), uniforms)
 
 
 def test_token_is_the_first_whose_cumulative_probability_exceeds_the_number() -> None:

@@ -8,15 +8,15 @@ import pytest
 from fathom.errors import ConfigError
 from fathom.worker.sample.interface import LogitsProcessor
 from fathom.worker.sample.loading import load_logits_processors
-from fathom.worker.sample.min_p import MinP
+from fathom.worker.sample.logit_bias import LogitBias
 
 SCRIPT = """
-from fathom.worker.sample.min_p import MinP
+from fathom.worker.sample.logit_bias import LogitBias
 
-class Mine(MinP):
+class Mine(LogitBias):
     limit = 7
 
-    class Nested(MinP):
+    class Nested(LogitBias):
         pass
 
     def read_a_global(self):
@@ -37,14 +37,16 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", ["fathom.worker.sample.min_p:MinP", "fathom.worker.sample.min_p.MinP"])
+@pytest.mark.parametrize(
+    "name", ["fathom.worker.sample.logit_bias:LogitBias", "fathom.worker.sample.logit_bias.LogitBias"]
+)
 def test_by_module(name: str) -> None:
-    assert load_logits_processors([name]) == [MinP]
+    assert load_logits_processors([name]) == [LogitBias]
 
 
 def test_a_class_named_twice_is_loaded_once() -> None:
-    names = ["fathom.worker.sample.min_p:MinP", "fathom.worker.sample.min_p.MinP"]
-    assert load_logits_processors(names) == [MinP]
+    names = ["fathom.worker.sample.logit_bias:LogitBias", "fathom.worker.sample.logit_bias.LogitBias"]
+    assert load_logits_processors(names) == [LogitBias]
 
 
 def test_a_class_of_the_main_script(script: Path) -> None:
@@ -58,9 +60,9 @@ def test_a_class_of_the_main_script(script: Path) -> None:
 def test_a_script_that_multiprocessing_has_run_is_not_run_again(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = type(sys)("__mp_main__")
     module.__file__ = str(script)
-    module.Mine = MinP  # type: ignore[attr-defined]
+    module.Mine = LogitBias  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "__mp_main__", module)
-    assert load_logits_processors([f"file:{script}:Mine"]) == [MinP]
+    assert load_logits_processors([f"file:{script}:Mine"]) == [LogitBias]
 
 
 def test_a_nested_class(script: Path) -> None:
@@ -73,9 +75,9 @@ def test_a_nested_class(script: Path) -> None:
     ("name", "complaint"),
     [
         ("no_such_module:X", "could not be imported"),
-        ("fathom.worker.sample.min_p:Absent", "has no Absent"),
+        ("fathom.worker.sample.logit_bias:Absent", "has no Absent"),
         ("fathom.worker.sample.rows:RowStates", "no subclass"),
-        ("fathom.worker.sample.slices:_MAX_ENTRIES", "no subclass"),
+        ("fathom.kernels.slices:_MAX_ENTRIES", "no subclass"),
         ("justaword", "module:Class"),
         (":X", "module:Class"),
         ("file:/no/such/script.py:X", "could not be imported"),
@@ -92,7 +94,7 @@ def test_bad_names(name: str, complaint: str) -> None:
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A distribution with two entry points, as pip would lay it on sys.path."""
     (tmp_path / "acme_plugin.py").write_text(
-        "from fathom.worker.sample.min_p import MinP\nclass A(MinP): pass\nclass B(MinP): pass\n"
+        "from fathom.worker.sample.logit_bias import LogitBias\nclass A(LogitBias): pass\nclass B(LogitBias): pass\n"
     )
     info = tmp_path / "acme-1.0.dist-info"
     info.mkdir()
@@ -108,7 +110,7 @@ def names(classes: list[type[LogitsProcessor]]) -> list[str]:
 
 
 def test_entry_points_come_first_and_need_no_name(installed: str) -> None:
-    assert names(load_logits_processors(["fathom.worker.sample.min_p:MinP"])) == ["A", "B", "MinP"]
+    assert names(load_logits_processors(["fathom.worker.sample.logit_bias:LogitBias"])) == ["A", "B", "LogitBias"]
 
 
 def test_fathom_plugins_limits_entry_points(installed: str, monkeypatch: pytest.MonkeyPatch) -> None:

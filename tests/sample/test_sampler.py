@@ -5,8 +5,9 @@ import pytest
 import torch
 
 from fathom.params import SamplingParams
+from fathom.worker.sample.interface import BatchUpdate, LogitsProcessor, LogitsProcessorContext
 from fathom.worker.sample.random import uniform
-from tests.sample.helpers import GREEDY, make_sampler, random_logits, run
+from tests.sample.helpers import CPU, GREEDY, context, make_sampler, random_logits, run
 
 NAN, INF = float("nan"), float("inf")
 
@@ -126,3 +127,49 @@ def test_no_row_active() -> None:
     assert output.errors == {}
     assert output.logprobs is None
     assert set(output.token_ids.tolist()) == {-1}
+
+
+class Unchanged(LogitsProcessor):
+    """Looks at the logits between min_p and top_k, and leaves them."""
+
+    def __init__(self, context: LogitsProcessorContext, device: torch.device, is_pin_memory: bool) -> None:
+        pass
+
+    def is_argmax_invariant(self) -> bool:
+        return True
+
+    def update_state(self, batch_update: BatchUpdate | None) -> None:
+        pass
+
+    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+        return logits
+
+
+def test_tokens_do_not_depend_on_who_sees_the_logits_in_between() -> None:
+    logits = random_logits(len(VARIETY), 6_000)
+    numbers = np.linspace(0.05, 0.95, len(VARIETY))
+    expected = run(make_sampler(VARIETY, 6_000), logits, numbers).token_ids.tolist()
+    scored = [params.clone() for params in VARIETY]
+    for params in scored:
+        params.logprobs = 1
+    custom = [Unchanged(context(6_000), CPU, False)]
+    assert run(make_sampler(VARIETY, 6_000, custom=custom), logits, numbers).token_ids.tolist() == expected
+    for mode in ("processed_logprobs", "processed_logits"):
+        for between in ([], custom):
+            sampler = make_sampler(scored, 6_000, mode=mode, custom=between)
+            assert run(sampler, logits, numbers).token_ids.tolist() == expected
+
+
+def test_numbers_are_asked_for_only_by_rows_that_are_drawn() -> None:
+    sampler = make_sampler([GREEDY, SamplingParams(), GREEDY, SamplingParams(top_k=5)], 50)
+    asked: list[list[int]] = []
+
+    def uniforms(rows: np.ndarray) -> np.ndarray:
+        asked.append(rows.tolist())
+        return np.full(len(rows), 0.5)
+
+    logits = random_logits(4, 50)
+    sampler.forward(logits[[0, 2]], np.array([0, 2]), uniforms)
+    assert asked == []
+    sampler.forward(logits[[0, 1, 3]], np.array([0, 1, 3]), uniforms)
+    assert asked == [[1, 3]]

@@ -13,8 +13,8 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
+from fathom.kernels.sampling.ref import keep_top_k, keep_top_k_top_p
 from fathom.params import SamplingParams
-from fathom.worker.sample.top_k_top_p import keep_top_k, keep_top_k_top_p
 from tests.sample.helpers import process, random_logits
 
 INF = float("inf")

@@ -25,6 +25,10 @@ class AllowedTokenIds(LogitsProcessor):
     def is_argmax_invariant(self) -> bool:
         return False
 
+    @property
+    def in_use(self) -> bool:
+        return self._cells is not None
+
     def update_state(self, batch_update: BatchUpdate | None) -> None:
         if batch_update is None or not self._allowed.update(batch_update, _allowed_token_ids):
             return

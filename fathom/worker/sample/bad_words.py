@@ -46,6 +46,10 @@ class BadWords(LogitsProcessor):
     def is_argmax_invariant(self) -> bool:
         return False
 
+    @property
+    def in_use(self) -> bool:
+        return len(self._bad_words) > 0
+
     def update_state(self, batch_update: BatchUpdate | None) -> None:
         if batch_update is not None:
             self._bad_words.update(batch_update, self._new_state)

@@ -29,6 +29,11 @@ class GuardedProcessor:
         self._update_error: str | None = None
         self._apply_error: str | None = None
 
+    @property
+    def in_use(self) -> bool:
+        """Always: only the processor knows which rows it serves."""
+        return True
+
     def update_state(self, batch_update: BatchUpdate | None) -> None:
         """Forward the update, except for requests that the processor refuses: their rows are empty to it."""
         if batch_update is not None:

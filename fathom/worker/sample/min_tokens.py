@@ -37,6 +37,10 @@ class MinTokens(LogitsProcessor):
     def is_argmax_invariant(self) -> bool:
         return False
 
+    @property
+    def in_use(self) -> bool:
+        return self._cells is not None
+
     def update_state(self, batch_update: BatchUpdate | None) -> None:
         if batch_update is not None and self._below.update(batch_update, self._minimum):
             self._build_cells()

@@ -1,10 +1,6 @@
 """repetition_penalty, frequency_penalty and presence_penalty: make tokens that have occurred less likely.
 
-For a token that occurred `count` times in the output, in this order:
-
-    repetition   logit > 0: logit / repetition_penalty, else logit * repetition_penalty (prompt tokens too)
-    frequency    logit - frequency_penalty * count
-    presence     logit - presence_penalty if count > 0
+fathom/kernels/penalties has the rules. repetition_penalty counts the prompt's tokens too.
 
 Only tokens that have occurred are touched. Their number is bounded by the context's length, far below the
 vocabulary's size, so each row keeps a list of its distinct tokens with their counts instead of a row of the
@@ -16,6 +12,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from fathom.kernels.penalties import apply_penalties
 from fathom.params import SamplingParams
 from fathom.worker.sample.interface import BatchUpdate, LogitsProcessor, LogitsProcessorContext
 from fathom.worker.sample.rows import RowStates
@@ -60,40 +57,30 @@ class Penalties(LogitsProcessor):
     """Applies the three penalties to the tokens that each row has seen."""
 
     def __init__(self, context: LogitsProcessorContext, device: torch.device, is_pin_memory: bool) -> None:
-        self._device = device
         self._requests: RowStates[_TokenCounts] = RowStates()
+        self._rows = np.zeros(0, np.int64)
+        self._penalties = np.zeros((0, 3), np.float32)
 
     def is_argmax_invariant(self) -> bool:
         return False
 
+    @property
+    def in_use(self) -> bool:
+        return len(self._requests) > 0
+
     def update_state(self, batch_update: BatchUpdate | None) -> None:
-        if batch_update is not None:
-            self._requests.update(batch_update, _token_counts)
+        if batch_update is None or not self._requests.update(batch_update, _token_counts):
+            return
+        self._rows = np.array([row for row, _ in self._requests.items()], np.int64)
+        requests = [request for _, request in self._requests.items()]
+        self._penalties = np.array([(r.repetition, r.frequency, r.presence) for r in requests], np.float32)
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
-        if not self._requests:
-            return logits
-        rows, requests = zip(*self._requests.items(), strict=True)
-        tokens, counts = zip(*(request.catch_up() for request in requests), strict=True)
-        sizes = [len(row_tokens) for row_tokens in tokens]
-        if not any(sizes):
-            return logits
-        cells = (
-            self._to_device(np.repeat(np.array(rows, np.int64), sizes)),
-            self._to_device(np.concatenate(tokens)),
-        )
-        penalties = np.array([(r.repetition, r.frequency, r.presence) for r in requests], np.float32)
-        repetition, frequency, presence = self._to_device(np.repeat(penalties, sizes, axis=0)).unbind(1)
-        count = self._to_device(np.concatenate(counts))
-
-        values = logits[cells]
-        values = torch.where(values > 0, values / repetition, values * repetition)
-        values -= frequency * count
-        values -= presence * (count > 0)
-        return logits.index_put_(cells, values)
-
-    def _to_device(self, array: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(array).to(self._device)
+        if self._requests:
+            seen = [request.catch_up() for _, request in self._requests.items()]
+            token_ids, counts = zip(*seen, strict=True)
+            apply_penalties(logits, self._rows, self._penalties, token_ids, counts)
+        return logits
 
 
 def _token_counts(params: SamplingParams, prompt_ids: list[int] | None, output_ids: list[int]) -> _TokenCounts | None:

@@ -11,8 +11,8 @@ from __future__ import annotations
 import numpy as np
 
 _ROUNDS = 10
-_MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
-_KEY_STEPS = (np.uint64(0x9E3779B9), np.uint64(0xBB67AE85))
+_MULTIPLIERS = np.array([[0xD2511F53], [0xCD9E8D57]], np.uint64)
+_KEY_STEPS = np.array([[0x9E3779B9], [0xBB67AE85]], np.uint64) * np.arange(_ROUNDS, dtype=np.uint64)[:, None, None]
 _LOW = np.uint64(0xFFFFFFFF)
 _32 = np.uint64(32)
 
@@ -29,18 +29,11 @@ def philox4x32(counter: Words, key: tuple[np.ndarray, np.ndarray]) -> Words:
     Returns:
         Four random words of the same kind.
     """
-    c0, c1, c2, c3 = counter
-    k0, k1 = key
-    for _ in range(_ROUNDS):
-        product0, product1 = _MULTIPLIERS[0] * c0, _MULTIPLIERS[1] * c2
-        c0, c1, c2, c3 = (
-            (product1 >> _32) ^ c1 ^ k0,
-            product1 & _LOW,
-            (product0 >> _32) ^ c3 ^ k1,
-            product0 & _LOW,
-        )
-        k0, k1 = (k0 + _KEY_STEPS[0]) & _LOW, (k1 + _KEY_STEPS[1]) & _LOW
-    return c0, c1, c2, c3
+    even, odd = np.stack(counter[0::2]), np.stack(counter[1::2])
+    for round_key in (np.stack(key) + _KEY_STEPS) & _LOW:
+        products = (_MULTIPLIERS * even)[::-1]
+        even, odd = (products >> _32) ^ odd ^ round_key, products & _LOW
+    return even[0], odd[0], even[1], odd[1]
 
 
 def uniform(seeds: np.ndarray, choices: np.ndarray, positions: np.ndarray) -> np.ndarray:

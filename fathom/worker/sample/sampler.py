@@ -2,7 +2,7 @@
 
 The order, and why:
 
-     1. raw scores       of rows that want logprobs, if the mode is raw: nothing has touched the logits yet
+     1. raw scores       are of the model's logits: where a later stage will change them, they are kept
      2. allowed_token_ids, bad_words, min_tokens    masks come first: nothing later revives a masked token
      3. logit_bias       the caller's own wish, which custom processors and penalties are to see
      4. custom           those that may change which token is the best
@@ -15,33 +15,34 @@ The order, and why:
     11. draw             with one uniform number per row
     12. processed scores if that is the mode: of what 11 has drawn from
 
-While every row is greedy, 7 to 11 are skipped. No stage mixes rows, so a row's token does not depend on what
-else is in the batch.
+A stage that no row uses is skipped, and so are 7 to 11 while every row is greedy. Where nothing stands between them, 7,
+8, 10 and 11 are one kernel, which leaves the logits as they are. No stage mixes rows, so a row's token does not depend
+on what else is in the batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
 
+from fathom.kernels.sampling import NO_TOKEN, DrawSettings, best_tokens, draw_tokens, truncate
+from fathom.kernels.token_logprobs import token_logprobs
 from fathom.params import SamplingParams
 from fathom.step import LogprobsArrays
-from fathom.worker.sample import logprobs
 from fathom.worker.sample.allowed_token_ids import AllowedTokenIds
 from fathom.worker.sample.bad_words import BadWords
-from fathom.worker.sample.draw import NO_TOKEN, draw
 from fathom.worker.sample.guard import GuardedProcessor
 from fathom.worker.sample.interface import BatchUpdate, LogitsProcessor, LogitsProcessorContext
 from fathom.worker.sample.logit_bias import LogitBias
-from fathom.worker.sample.min_p import MinP
+from fathom.worker.sample.logprobs import LogprobsMode, is_normalised, is_processed
 from fathom.worker.sample.min_tokens import MinTokens
 from fathom.worker.sample.penalties import Penalties
 from fathom.worker.sample.rows import RowValues
-from fathom.worker.sample.temperature import Temperature
-from fathom.worker.sample.top_k_top_p import TopKTopP
+from fathom.worker.sample.truncation import Truncation
 
 _NO_LOGPROBS = -1
 
@@ -59,10 +60,10 @@ _NOTHING_LEFT = (
 class SamplerOutput:
     """What one call produced.
 
-    token_ids: [num_rows] int64; NO_TOKEN (-1) for rows that are inactive or failed.
+    token_ids: [n] int64, of the rows that were asked for; NO_TOKEN (-1) for those that failed.
     logprobs: one entry per row of `logprobs_rows`, as wide as the widest request of them; None without any.
     logprobs_rows: batch rows in the order of `logprobs`.
-    errors: row -> why it failed.
+    errors: batch row -> why it failed.
     """
 
     token_ids: np.ndarray
@@ -71,8 +72,19 @@ class SamplerOutput:
     errors: dict[int, str]
 
 
+class Stage(Protocol):
+    """A logits processor of the list. in_use: whether any row has use for it; if not, `apply` is not called."""
+
+    @property
+    def in_use(self) -> bool: ...
+
+    def update_state(self, batch_update: BatchUpdate | None) -> None: ...
+
+    def apply(self, logits: torch.Tensor) -> torch.Tensor: ...
+
+
 class Sampler:
-    """Samples a token for each row of the persistent batch.
+    """Samples a token for rows of the persistent batch.
 
     Args:
         context: sizes of the vocabulary and of the batch.
@@ -85,109 +97,106 @@ class Sampler:
         self,
         context: LogitsProcessorContext,
         device: torch.device,
-        logprobs_mode: logprobs.LogprobsMode = "raw_logprobs",
+        logprobs_mode: LogprobsMode = "raw_logprobs",
         custom_processors: Sequence[LogitsProcessor] = (),
     ) -> None:
         self._vocab_size = context.vocab_size
         self._mode = logprobs_mode
         self._num_logprobs = RowValues(context.max_num_seqs, np.int64)
         self._row_num_logprobs = np.zeros(0, np.int64)
-        self._temperature = Temperature(context, device, False)
-
-        def built_in(*families: type[LogitsProcessor]) -> list[LogitsProcessor]:
-            return [family(context, device, False) for family in families]
-
         keep_best = [GuardedProcessor(p) for p in custom_processors if p.is_argmax_invariant()]
         may_change_best = [GuardedProcessor(p) for p in custom_processors if not p.is_argmax_invariant()]
         self._guarded = [*may_change_best, *keep_best]
-        self._before_argmax: list[LogitsProcessor | GuardedProcessor] = [
-            *built_in(AllowedTokenIds, BadWords, MinTokens, LogitBias),
+        self._before_argmax: list[Stage] = [
+            *(family(context, device, False) for family in (AllowedTokenIds, BadWords, MinTokens, LogitBias)),
             *may_change_best,
-            *built_in(Penalties),
+            Penalties(context, device, False),
         ]
-        self._after_argmax: list[LogitsProcessor | GuardedProcessor] = [
-            self._temperature,
-            *built_in(MinP),
-            *keep_best,
-            *built_in(TopKTopP),
-        ]
+        self._truncation = Truncation(context)
+        self._before_top_k: list[Stage] = [*keep_best]
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:
         """Follow the batch's rows; to be called once before each `forward`, with None if nothing changed."""
-        for stage in (*self._before_argmax, *self._after_argmax):
+        for stage in (*self._before_argmax, *self._before_top_k):
             stage.update_state(batch_update)
         if batch_update is not None:
+            self._truncation.update_state(batch_update)
             self._row_num_logprobs = self._num_logprobs.update(batch_update, self._wanted_logprobs)
 
-    def forward(self, logits: torch.Tensor, uniforms: np.ndarray, active: np.ndarray | None = None) -> SamplerOutput:
+    def forward(
+        self, logits: torch.Tensor, rows: np.ndarray, uniforms: Callable[[np.ndarray], np.ndarray]
+    ) -> SamplerOutput:
         """Sample.
 
         Args:
-            logits: [num_rows, vocab_size], one row per row of the batch; overwritten if float32.
-            uniforms: [num_rows] float64 in [0, 1), the number that each row's token is drawn with.
-            active: [num_rows] bool, rows whose token is wanted; the others may hold anything. None means all.
+            logits: [n, vocab_size], of the rows whose token is wanted; may be overwritten if float32.
+            rows: [n] int64, ascending, which rows of the batch those are.
+            uniforms: batch rows -> [rows] float64 in [0, 1), the numbers that their tokens are drawn with; asked
+                for rows that are not greedy.
         """
-        rows = _Rows(logits.shape[0], active)
-        logits = self._clear_unused(logits.to(torch.float32), rows)
-        scored = np.flatnonzero(rows.alive & (self._row_num_logprobs != _NO_LOGPROBS))
-        scores_processed = scored.size > 0 and self._mode.startswith("processed")
-        scores = None
-        if scored.size and not scores_processed:
-            scores = logprobs.scores(_take(logits, scored), self._mode)
+        step = _Step(logits.to(torch.float32), rows)
+        is_random = self._truncation.is_random[rows]
+        greedy, drawn = np.flatnonzero(~is_random), np.flatnonzero(is_random)
+        scored = np.flatnonzero(self._row_num_logprobs[rows] != _NO_LOGPROBS)
+        of_processed = scored.size > 0 and is_processed(self._mode)
+        stages = [stage for stage in self._before_argmax if stage.in_use]
+        late_stages = [stage for stage in self._before_top_k if stage.in_use] if drawn.size or of_processed else []
+        scores_of = _Scored(step.logits, scored)
+        if stages or late_stages:
+            if scored.size and not of_processed:
+                kept = step.logits[torch.from_numpy(scored).to(step.logits.device)]
+                scores_of = _Scored(kept, np.arange(scored.size))
+            step.fail(_host(best_tokens(step.logits, step.places)) == NO_TOKEN, _NOT_FINITE)
+            step.spread_out(len(self._row_num_logprobs))
+            step.apply(stages)
 
-        logits = self._apply(self._before_argmax, logits, rows)
-        rows.fail(~_has_finite_best(logits), _NOTHING_LEFT)
-        token_ids = logits.argmax(dim=-1)
-
-        drawn = np.flatnonzero(rows.alive & self._temperature.is_random)
-        if drawn.size or scores_processed:
-            logits = self._apply(self._after_argmax, logits, rows)
+        if greedy.size:
+            step.token_ids[greedy] = _host(best_tokens(step.logits, step.places[greedy]))
+        settings = self._truncation.settings.of(rows)
+        if late_stages or of_processed:
+            settings = self._truncate(step, settings, late_stages, of_processed)
         if drawn.size:
-            token_ids[torch.from_numpy(drawn).to(logits.device)] = draw(_take(logits, drawn), uniforms[drawn])
-        if scores_processed:
-            scores = logprobs.scores(_take(logits, scored), self._mode)
+            tokens = draw_tokens(step.logits, step.places[drawn], settings.of(drawn), uniforms(rows[drawn]))
+            step.token_ids[drawn] = _host(tokens)
+        self._take_errors(step)
+        step.fail(step.token_ids == NO_TOKEN, _NOTHING_LEFT if stages or late_stages else _NOT_FINITE)
+        if of_processed:
+            scores_of = _Scored(step.logits, step.places[scored])
+        return self._output(step, scores_of, scored)
 
-        tokens = token_ids.cpu().numpy()
-        rows.fail(tokens == NO_TOKEN, _NOTHING_LEFT)
-        tokens = np.where(rows.alive, tokens, NO_TOKEN)
-        arrays, logprobs_rows = self._gather_logprobs(scores, scored, tokens)
-        return SamplerOutput(tokens, arrays, logprobs_rows, rows.errors)
+    def _truncate(
+        self, step: _Step, settings: DrawSettings, late_stages: Sequence[Stage], of_processed: bool
+    ) -> DrawSettings:
+        """Truncate as far as somebody is to see the logits in between; returns the settings that are left to apply."""
+        neutral = DrawSettings.neutral(len(step.rows), self._vocab_size)
+        if late_stages:
+            truncate(step.logits, step.places, settings._replace(top_k=neutral.top_k, top_p=neutral.top_p))
+            step.apply(late_stages)
+            settings = neutral._replace(top_k=settings.top_k, top_p=settings.top_p)
+        if of_processed:
+            truncate(step.logits, step.places, settings)
+            settings = neutral
+        return settings
 
-    @staticmethod
-    def _clear_unused(logits: torch.Tensor, rows: _Rows) -> torch.Tensor:
-        """Fail rows whose logits are not finite; overwrite, in place, them and the inactive rows.
+    def _take_errors(self, step: _Step) -> None:
+        """Fail the rows that custom processors could not serve."""
+        if self._guarded:
+            active = np.zeros(len(self._row_num_logprobs), np.bool_)
+            active[step.rows] = True
+            for guarded in self._guarded:
+                step.fail_rows(guarded.take_errors(active))
 
-        What is put there, token 0 and nothing else, costs every stage the least.
-        """
-        rows.fail(~_has_finite_best(logits), _NOT_FINITE)
-        if not rows.alive.all():
-            unused = torch.from_numpy(~rows.alive).to(logits.device)
-            logits[unused] = -torch.inf
-            logits[unused, 0] = 0.0
-        return logits
-
-    def _apply(
-        self, stages: Sequence[LogitsProcessor | GuardedProcessor], logits: torch.Tensor, rows: _Rows
-    ) -> torch.Tensor:
-        for stage in stages:
-            logits = stage.apply(logits)
-        for guarded in self._guarded:
-            for row, message in guarded.take_errors(rows.active).items():
-                rows.errors.setdefault(row, message)
-                rows.alive[row] = False
-        return logits
-
-    def _gather_logprobs(
-        self, scores: torch.Tensor | None, scored: np.ndarray, tokens: np.ndarray
-    ) -> tuple[LogprobsArrays | None, list[int]]:
-        """The scored rows' logprobs, less those rows that have failed since they were scored."""
-        has_token = tokens[scored] != NO_TOKEN
-        scored = scored[has_token]
-        if scores is None or not scored.size:
-            return None, []
-        targets = torch.from_numpy(tokens[scored]).to(scores.device)
-        k = int(self._row_num_logprobs[scored].max())
-        return logprobs.gather(_take(scores, np.flatnonzero(has_token)), targets, k), scored.tolist()
+    def _output(self, step: _Step, scores: _Scored, scored: np.ndarray) -> SamplerOutput:
+        """The step's result, with the logprobs of those scored rows that have not failed."""
+        step.token_ids[~step.alive] = NO_TOKEN
+        has_token = step.alive[scored]
+        scored, places = scored[has_token], scores.places[has_token]
+        if not scored.size:
+            return SamplerOutput(step.token_ids, None, [], step.errors)
+        rows = step.rows[scored]
+        k = int(self._row_num_logprobs[rows].max())
+        arrays = token_logprobs(scores.logits, places, step.token_ids[scored], k, is_normalised(self._mode))
+        return SamplerOutput(step.token_ids, arrays, rows.tolist(), step.errors)
 
     def _wanted_logprobs(self, params: SamplingParams) -> int:
         if params.logprobs is None:
@@ -195,28 +204,61 @@ class Sampler:
         return self._vocab_size if params.logprobs < 0 else min(params.logprobs, self._vocab_size)
 
 
-class _Rows:
-    """Which rows of a step are wanted (active), which of those have not failed (alive), and why not."""
+@dataclass(frozen=True, slots=True)
+class _Scored:
+    """Logits that scores are of, and in which of their rows the scored ones are."""
 
-    def __init__(self, num_rows: int, active: np.ndarray | None) -> None:
-        self.active = np.ones(num_rows, np.bool_) if active is None else active
-        self.alive = self.active.copy()
+    logits: torch.Tensor
+    places: np.ndarray
+
+
+class _Step:
+    """The rows of one call.
+
+    rows: [n], the batch's. places: [n], their rows in `logits`. alive: [n] bool, which have not failed.
+    errors: batch row -> why it failed.
+    """
+
+    def __init__(self, logits: torch.Tensor, rows: np.ndarray) -> None:
+        self.logits = logits
+        self.rows = rows
+        self.places = np.arange(len(rows))
+        self.token_ids = np.full(len(rows), NO_TOKEN, np.int64)
+        self.alive = np.ones(len(rows), np.bool_)
         self.errors: dict[int, str] = {}
 
     def fail(self, failed: np.ndarray, message: str) -> None:
-        """Fail the alive rows among `failed`, [num_rows] bool."""
+        """Fail the alive rows among `failed`, [n] bool."""
         failed = failed & self.alive
-        self.alive &= ~failed
-        self.errors.update(dict.fromkeys(np.flatnonzero(failed).tolist(), message))
+        if failed.any():
+            self.fail_rows(dict.fromkeys(self.rows[failed].tolist(), message))
+
+    def fail_rows(self, errors: dict[int, str]) -> None:
+        """Fail rows of the batch; the first reason stays."""
+        if errors:
+            self.errors = errors | self.errors
+            self.alive &= ~np.isin(self.rows, list(errors))
+
+    def spread_out(self, num_rows: int) -> None:
+        """Make `logits` [num_rows, vocab_size], a row for each row of the batch, as processors expect it.
+
+        Rows that have failed or were not asked for hold token 0 and nothing else, which costs every stage the least.
+        """
+        if len(self.rows) < num_rows:
+            compact = self.logits
+            self.logits = compact.new_full((num_rows, compact.shape[1]), -torch.inf)
+            self.logits[:, 0] = 0.0
+            self.logits[torch.from_numpy(self.rows).to(compact.device)] = compact
+            self.places = self.rows
+        if not self.alive.all():
+            failed = torch.from_numpy(self.places[~self.alive]).to(self.logits.device)
+            self.logits[failed] = -torch.inf
+            self.logits[failed, 0] = 0.0
+
+    def apply(self, stages: Sequence[Stage]) -> None:
+        for stage in stages:
+            self.logits = stage.apply(self.logits).contiguous()
 
 
-def _has_finite_best(logits: torch.Tensor) -> np.ndarray:
-    """Whether each row's maximum is finite, [num_rows] bool: no NaN, no +inf, and not all of it -inf."""
-    return torch.isfinite(logits.amax(dim=-1)).cpu().numpy()
-
-
-def _take(matrix: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
-    """Some rows of a matrix, uncopied if that is all of them."""
-    if rows.size == matrix.shape[0]:
-        return matrix
-    return matrix[torch.from_numpy(rows).to(matrix.device)]
+def _host(token_ids: torch.Tensor) -> np.ndarray:
+    return token_ids.cpu().numpy()

@@ -1,12 +1,8 @@
-"""top_k and top_p: truncate a row's distribution to its head.
+"""Choosing tokens in plain torch.
 
-    top_k   keeps the k best tokens, and those that tie with the k-th
-    top_p   keeps, of what top_k left (renormalised), the smallest set of best tokens whose probability
-            reaches top_p, and at least one; among equal tokens the lower ids come first
-
-A full sort of the vocabulary costs as much as a small model's whole step, and the head is nearly always
-short. So rows with top_p look at their best 256 tokens first; only a row whose cut is not among those tries
-4096, and only then all. The sizes do not depend on the batch, so neither does the result.
+A full sort of the vocabulary costs as much as a small model's whole step, and the head is nearly always short. So
+rows with top_p look at their best 256 tokens first; only a row whose cut is not among those tries 4096, and only then
+all. The sizes do not depend on the batch, so neither does the result.
 """
 
 from __future__ import annotations
@@ -16,53 +12,57 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from fathom.params import SamplingParams
-from fathom.worker.sample.interface import BatchUpdate, LogitsProcessor, LogitsProcessorContext
-from fathom.worker.sample.rows import RowValues
-from fathom.worker.sample.slices import row_slices
+from fathom.kernels.sampling.settings import NO_TOKEN, DrawSettings
+from fathom.kernels.slices import row_slices
 
 _HEAD_SIZES = (256, 4096)
 
 
-class TopKTopP(LogitsProcessor):
-    """Masks what top_k and top_p cut off; rows that use neither stay as they are."""
+def best_tokens(logits: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
+    """See the package's docstring for shapes and rules."""
+    chosen = _take(logits, rows)
+    best = chosen.max(dim=-1)
+    return best.indices.masked_fill_(~torch.isfinite(best.values), NO_TOKEN)
 
-    def __init__(self, context: LogitsProcessorContext, device: torch.device, is_pin_memory: bool) -> None:
-        self._vocab_size = context.vocab_size
-        self._device = device
-        self._top_k = RowValues(context.max_num_seqs, np.int64)
-        self._top_p = RowValues(context.max_num_seqs, np.float64)
-        self._k_rows = self._p_rows = torch.empty(0, dtype=torch.int64)
-        self._k_only = self._k_with_p = self._p = torch.empty(0)
 
-    def is_argmax_invariant(self) -> bool:
-        return True
+def draw_tokens(logits: torch.Tensor, rows: np.ndarray, settings: DrawSettings, uniforms: np.ndarray) -> torch.Tensor:
+    """See the package's docstring for shapes and rules."""
+    numbers = torch.from_numpy(uniforms).to(logits.device)
+    tokens = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
+    # Made for the first slice and used again for the others: fresh memory would cost more than the sums.
+    probs, cumulative = logits.new_empty(0), logits.new_empty(0, dtype=torch.float64)
+    for piece in row_slices((len(rows), logits.shape[1]), logits.device):
+        truncated = _truncated(logits[torch.from_numpy(rows[piece]).to(logits.device)], settings.of(piece))
+        torch.softmax(truncated, dim=-1, out=probs.resize_(0))
+        torch.cumsum(probs, dim=-1, dtype=torch.float64, out=cumulative.resize_(0))
+        tokens[piece] = _invert(cumulative, numbers[piece])
+    return tokens
 
-    def update_state(self, batch_update: BatchUpdate | None) -> None:
-        if batch_update is None:
-            return
-        top_k = self._top_k.update(batch_update, self._effective_k)
-        top_p = self._top_p.update(batch_update, lambda params: params.top_p)
-        k_rows = np.flatnonzero((top_k < self._vocab_size) & (top_p == 1.0))
-        p_rows = np.flatnonzero(top_p < 1.0)
-        self._k_rows, self._k_only = self._to_device(k_rows), self._to_device(top_k[k_rows])
-        self._p_rows, self._k_with_p = self._to_device(p_rows), self._to_device(top_k[p_rows])
-        self._p = self._to_device(top_p[p_rows])
 
-    def apply(self, logits: torch.Tensor) -> torch.Tensor:
-        for piece in row_slices((len(self._k_rows), self._vocab_size), self._device):
-            rows = self._k_rows[piece]
-            logits[rows] = keep_top_k(logits[rows], self._k_only[piece])
-        for piece in row_slices((len(self._p_rows), self._vocab_size), self._device):
-            rows = self._p_rows[piece]
-            logits[rows] = keep_top_k_top_p(logits[rows], self._k_with_p[piece], self._p[piece])
-        return logits
+def truncate(logits: torch.Tensor, rows: np.ndarray, settings: DrawSettings) -> None:
+    """See the package's docstring for shapes and rules."""
+    for piece in row_slices((len(rows), logits.shape[1]), logits.device):
+        where = torch.from_numpy(rows[piece]).to(logits.device)
+        logits[where] = _truncated(logits[where], settings.of(piece))
 
-    def _effective_k(self, params: SamplingParams) -> int:
-        return min(params.top_k, self._vocab_size) if params.top_k > 0 else self._vocab_size
 
-    def _to_device(self, array: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(array).to(self._device)
+def _truncated(logits: torch.Tensor, settings: DrawSettings) -> torch.Tensor:
+    """[rows, vocab_size], in place, by settings of the same rows."""
+    device, vocab_size = logits.device, logits.shape[1]
+    logits /= torch.from_numpy(settings.temperature).to(device).unsqueeze(1)
+    if not np.isneginf(settings.log_min_p).all():
+        threshold = logits.amax(dim=-1) + torch.from_numpy(settings.log_min_p).to(device)
+        logits.masked_fill_(logits < threshold.unsqueeze(1), -torch.inf)
+    top_k, top_p = torch.from_numpy(settings.top_k).to(device), torch.from_numpy(settings.top_p).to(device)
+    with_p = np.flatnonzero(settings.top_p < 1.0)
+    only_k = np.flatnonzero((settings.top_k < vocab_size) & (settings.top_p == 1.0))
+    if only_k.size:
+        where = torch.from_numpy(only_k).to(device)
+        logits[where] = keep_top_k(logits[where], top_k[where])
+    if with_p.size:
+        where = torch.from_numpy(with_p).to(device)
+        logits[where] = keep_top_k_top_p(logits[where], top_k[where], top_p[where])
+    return logits
 
 
 def keep_top_k(logits: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
@@ -151,3 +151,18 @@ def _drop_tied(logits: torch.Tensor, threshold: torch.Tensor, num_kept: int) -> 
     tied = (logits == threshold).nonzero().squeeze(1)
     num_above = int((logits > threshold).sum())
     logits[tied[num_kept - num_above :]] = -torch.inf
+
+
+def _invert(cumulative: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    total = cumulative[:, -1]
+    # A float64 below 1 is at most 1 - 2**-53, so the product stays below the total even after rounding.
+    target = uniforms * total
+    tokens = torch.searchsorted(cumulative, target.unsqueeze(1), right=True).squeeze(1)
+    return tokens.masked_fill_(~torch.isfinite(total), NO_TOKEN)
+
+
+def _take(matrix: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
+    """Some rows of a matrix, uncopied if that is all of them."""
+    if len(rows) == matrix.shape[0]:
+        return matrix
+    return matrix[torch.from_numpy(rows).to(matrix.device)]

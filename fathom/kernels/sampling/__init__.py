@@ -1,0 +1,48 @@
+"""Choosing a token for each row of logits: the best one, or one that is drawn.
+
+    best_tokens(logits, rows) -> [n] int64
+    draw_tokens(logits, rows, settings, uniforms) -> [n] int64
+    truncate(logits, rows, settings)    in place: what draw_tokens draws from
+
+        logits    [..., vocab_size] float32
+        rows      [n] int64, the rows of the logits that are meant; the others are not looked at
+        uniforms  [n] float64 in [0, 1), a multiple of 2**-53: the number that a row's token is drawn with
+
+The settings act in this order:
+
+    temperature  divides the logits
+    min_p        drops logits below (the row's best + log min_p): the rule for probabilities, without a softmax
+    top_k        keeps the k best tokens, and those that tie with the k-th
+    top_p        keeps, of what is left (renormalised), the smallest set of best tokens whose probability reaches
+                 top_p, and at least one; among equal tokens the lower ids come first
+
+The drawn token is the first, in the order of ids, at which the cumulative probability exceeds uniform * total, hence
+never one of probability zero. NO_TOKEN stands for a row with NaN or +inf, or all of it -inf. A row's token depends on
+its logits, settings and number alone; drawing from what truncate has left, without settings, gives the same token.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from fathom.kernels.native import serves
+from fathom.kernels.sampling import cpu, ref
+from fathom.kernels.sampling.settings import NO_TOKEN, DrawSettings
+
+__all__ = ["NO_TOKEN", "DrawSettings", "best_tokens", "draw_tokens", "truncate"]
+
+
+def best_tokens(logits: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
+    """The token with the largest logit, the first of equal ones."""
+    return (cpu if serves(logits) else ref).best_tokens(logits, rows)
+
+
+def draw_tokens(logits: torch.Tensor, rows: np.ndarray, settings: DrawSettings, uniforms: np.ndarray) -> torch.Tensor:
+    """A token of the truncated distribution; the logits stay as they are."""
+    return (cpu if serves(logits) else ref).draw_tokens(logits, rows, settings, uniforms)
+
+
+def truncate(logits: torch.Tensor, rows: np.ndarray, settings: DrawSettings) -> None:
+    """Scale the rows and make what is cut off -inf, in place."""
+    (cpu if serves(logits) else ref).truncate(logits, rows, settings)
