@@ -78,6 +78,7 @@ def cpu_features() -> list[str]:
         "avx512_bf16",
         "amx_int8",
         "asimd",
+        "asimddp",
         "i8mm",
     )
     try:

@@ -175,7 +175,7 @@ inline void weigh(float* scores, int64_t num_vectors, int64_t first, int64_t end
     if (softcap > 0) score = softcap * tanh(score / softcap);
     if (!all_visible) {
       const IntVector key = lanes + static_cast<int32_t>(v * kLanes);
-      score = (key >= static_cast<int32_t>(first)) & (key < static_cast<int32_t>(end)) ? score : nothing;
+      score = ((key >= static_cast<int32_t>(first)) & (key < static_cast<int32_t>(end))) ? score : nothing;
     }
     store(scores + v * kLanes, score);
     largest = largest_of(largest, score);

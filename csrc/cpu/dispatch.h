@@ -8,7 +8,8 @@
 
 namespace fathom {
 
-// The levels that were compiled and that this processor can run, best first; "portable" is always the last.
+// The levels that were compiled and that this processor can run, best first. The last is one that every processor of
+// the kind can run: "neon" on 64-bit Arm, else "portable".
 const std::vector<const Kernels*>& usable_levels();
 
 // The level in use; the best one unless use_level was called.

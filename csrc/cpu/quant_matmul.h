@@ -15,6 +15,8 @@ inline Vector multiply_add(Vector a, Vector b, Vector c) {
   return _mm512_fmadd_ps(a, b, c);
 #elif defined(__FMA__)
   return _mm256_fmadd_ps(a, b, c);
+#elif defined(__ARM_NEON)
+  return vfmaq_f32(c, a, b);
 #else
   return a * b + c;
 #endif
@@ -39,13 +41,20 @@ struct Format {
 };
 
 inline void store_panel(const PackedArgs& args, int64_t panel, int64_t token, const Vector (&totals)[kParts]) {
-  float values[kPanel];
-  for (int part = 0; part < kParts; ++part) store(values + part * kLanes, totals[part]);
-  const int64_t first = panel * kPanel;
-  const int count = static_cast<int>(std::min<int64_t>(kPanel, args.rows - first));
+  const int64_t first = panel * kPanel, count = args.rows - first;
   float* output = args.output + token * args.output_stride + first;
-  for (int lane = 0; lane < count; ++lane)
-    output[lane] = args.bias == nullptr ? values[lane] : values[lane] + args.bias[first + lane];
+  for (int part = 0; part < kParts; ++part) {
+    const int64_t row = part * kLanes, rest = count - row;
+    if (rest <= 0) return;
+    Vector values = totals[part];
+    if (rest >= kLanes) {
+      if (args.bias != nullptr) values += load(args.bias + first + row);
+      store(output + row, values);
+    } else {
+      if (args.bias != nullptr) values += load_first(args.bias + first + row, rest);
+      store_first(output + row, values, rest);
+    }
+  }
 }
 
 // One panel by the tile of kTokens tokens that starts at `first`.

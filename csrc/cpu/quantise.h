@@ -41,32 +41,49 @@ struct Activations {
   }
 };
 
-// Magnitudes compare as integers; so compared, NaN is above everything and reaches the result.
+// A group of a token's numbers, in registers.
 template <int kGroup>
-inline float largest_magnitude(const float* input) {
-  int32_t bits[kGroup];
-  __builtin_memcpy(bits, input, sizeof bits);
-  int32_t largest = 0;
-  for (int index = 0; index < kGroup; ++index) largest = std::max(largest, bits[index] & 0x7fffffff);
-  float magnitude;
-  __builtin_memcpy(&magnitude, &largest, sizeof magnitude);
-  return magnitude;
-}
+struct Group {
+  static constexpr int kVectors = kGroup / kLanes;
+  Vector numbers[kVectors];
 
-// Rounds a group, half to even, and returns the sum of its integers.
-template <int kGroup>
-inline int32_t round_group(int8_t* integers, const float* input, float step) {
-  constexpr float kRounder = 12582912.0f;  // 1.5 * 2^23: adding it leaves no bits below 1
-  int32_t sum = 0;
-  for (int index = 0; index < kGroup; ++index) {
-    // The bounds are for subnormal steps, which are too coarse to divide by.
-    const float scaled = std::min(std::max(input[index] / step, -127.0f), 127.0f);
-    const int32_t integer = static_cast<int32_t>((scaled + kRounder) - kRounder);
-    integers[index] = static_cast<int8_t>(integer);
-    sum += integer;
+  explicit Group(const float* from) {
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) numbers[v] = load(from + v * kLanes);
   }
-  return sum;
-}
+
+  // Magnitudes compare as integers; so compared, NaN is above everything and reaches the result.
+  float largest_magnitude() const {
+    IntVector largest = {};
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) {
+      const IntVector magnitudes = reinterpret_cast<IntVector>(numbers[v]) & 0x7fffffff;
+      largest = largest > magnitudes ? largest : magnitudes;
+    }
+    return reinterpret_cast<Vector>(reduce_lanes(largest, [](IntVector a, IntVector b) { return a > b ? a : b; }))[0];
+  }
+
+  // Stores the numbers / step, rounded half to even, and returns the sum of these integers.
+  int32_t round_to(int8_t* integers, float step) const {
+    constexpr float kRounder = 12582912.0f;  // 1.5 * 2^23: adding it leaves no bits below 1
+    IntVector sum = {};
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) {
+      // The bounds are for subnormal steps, which are too coarse to divide by.
+      Vector scaled = numbers[v] / step;
+      scaled = scaled > -127.0f ? scaled : broadcast(-127.0f);
+      scaled = scaled < 127.0f ? scaled : broadcast(127.0f);
+      const IntVector rounded = __builtin_convertvector((scaled + kRounder) - kRounder, IntVector);
+      const Integers narrow = __builtin_convertvector(rounded, Integers);
+      __builtin_memcpy(integers + v * kLanes, &narrow, sizeof narrow);
+      sum += rounded;
+    }
+    return reduce_lanes(sum, [](IntVector a, IntVector b) { return a + b; })[0];
+  }
+
+ private:
+  typedef int8_t Integers __attribute__((vector_size(kLanes)));
+};
 
 // Quantises the tile of `size` tokens that starts at `first`.
 template <int kGroup>
@@ -77,8 +94,9 @@ inline void quantise_tile(Activations& to, const float* input, int64_t first, in
     const float* row = input + (first + token) * to.columns;
     for (int64_t group = 0; group < num_groups; ++group) {
       int8_t integers[kGroup] = {};
-      const float step = largest_magnitude<kGroup>(row + group * kGroup) / 127.0f;
-      const int32_t sum = step == 0.0f ? 0 : round_group<kGroup>(integers, row + group * kGroup, step);
+      const Group<kGroup> numbers(row + group * kGroup);
+      const float step = numbers.largest_magnitude() / 127.0f;
+      const int32_t sum = step == 0.0f ? 0 : numbers.round_to(integers, step);
       for (int quad = 0; quad < kGroup / 4; ++quad)
         __builtin_memcpy(quads + ((group * (kGroup / 4) + quad) * size + token) * 4, integers + quad * 4, 4);
       const int64_t index = first * num_groups + group * size + token;

@@ -48,18 +48,21 @@ inline Vector largest_of(Vector a, Vector b) { return a > b ? a : b; }
 
 typedef std::make_index_sequence<kLanes> Lanes;
 
-template <size_t kDistance, size_t... kLane>
-inline Vector exchange_lanes(Vector value, std::index_sequence<kLane...>) {
+template <size_t kDistance, typename V, size_t... kLane>
+inline V exchange_lanes(V value, std::index_sequence<kLane...>) {
   return __builtin_shufflevector(value, value, (kLane ^ kDistance)...);
 }
 
-// The largest lane, in every lane.
-template <size_t kDistance = kLanes / 2>
-inline Vector max_lanes(Vector value) {
-  value = largest_of(value, exchange_lanes<kDistance>(value, Lanes()));
-  if constexpr (kDistance > 1) value = max_lanes<kDistance / 2>(value);
+// All lanes combined two by two, in every lane.
+template <size_t kDistance = kLanes / 2, typename V, typename Combine>
+inline V reduce_lanes(V value, Combine combine) {
+  value = combine(value, exchange_lanes<kDistance>(value, Lanes()));
+  if constexpr (kDistance > 1) value = reduce_lanes<kDistance / 2>(value, combine);
   return value;
 }
+
+// The largest lane, in every lane.
+inline Vector max_lanes(Vector value) { return reduce_lanes(value, largest_of); }
 
 template <size_t... kLane>
 inline IntVector lane_numbers(std::index_sequence<kLane...>) {
@@ -107,5 +110,5 @@ inline Vector tanh(Vector x) {
   p = p * square - 0.33333282f;
   const Vector near_zero = p * square * x + x;
   const Vector elsewhere = 1.0f - 2.0f / (exp(2.0f * x) + 1.0f);
-  return (x < 0.625f) & (x > -0.625f) ? near_zero : elsewhere;
+  return ((x < 0.625f) & (x > -0.625f)) ? near_zero : elsewhere;
 }

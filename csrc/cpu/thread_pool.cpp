@@ -16,7 +16,7 @@ void pause() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
 #elif defined(__aarch64__)
-  asm volatile("yield");
+  asm volatile("isb");  // waits about as long as x86's pause; "yield" does nothing on processors without hyperthreads
 #endif
 }
 

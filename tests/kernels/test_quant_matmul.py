@@ -3,6 +3,7 @@ bits against everything that must not change them."""
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Iterator
 
 import pytest
@@ -81,6 +82,15 @@ def test_native_is_ref(
 ) -> None:
     weight, x, bias = make_weight(rows, columns, bits, group, with_minimums), randn(tokens, columns), randn(rows)
     assert_close(quant_matmul(x, weight, bias), ref.quant_matmul(x, weight, bias), 1e-5)
+
+
+@needs_native
+def test_levels() -> None:
+    """The last one runs on every processor of the kind; one that this processor lacks is refused."""
+    assert cpu.levels()[-1] == ("neon" if platform.machine().lower() in ("aarch64", "arm64") else "portable")
+    assert cpu.level() == cpu.levels()[0]
+    with pytest.raises(ValueError, match="no level avx9 on this processor"):
+        cpu.use_level("avx9")
 
 
 @needs_native

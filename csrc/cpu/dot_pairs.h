@@ -1,0 +1,111 @@
+// dot.h's products where 16 bits hold the sum of two: AVX2, and AVX-512 without VNNI. Included by dot.h.
+
+typedef int16_t ShortVector __attribute__((vector_size(kPartBytes)));
+
+constexpr int kCodeShift = -128;
+
+// Magnitudes and signs apart: a product of pairs takes one factor unsigned, and 2 * 128 * 127 fits in 16 bits where
+// 2 * 255 * 127 would not.
+#if defined(__AVX512BW__)
+
+struct SignedWeights {
+  Bytes magnitudes;
+  __mmask64 negative;
+};
+
+inline SignedWeights split_signs(Bytes codes) {
+  const __m512i weights = reinterpret_cast<__m512i>(codes ^ 128);
+  return {reinterpret_cast<Bytes>(_mm512_abs_epi8(weights)), _mm512_movepi8_mask(weights)};
+}
+
+inline Bytes apply_signs(Bytes activations, const SignedWeights& weights) {
+  const __m512i values = reinterpret_cast<__m512i>(activations);
+  return reinterpret_cast<Bytes>(_mm512_mask_sub_epi8(values, weights.negative, _mm512_setzero_si512(), values));
+}
+
+// For bytes a, b (unsigned) and c, d (signed) beside each other: a * c + b * d.
+inline ShortVector multiply_pairs(Bytes weights, Bytes activations) {
+  return reinterpret_cast<ShortVector>(
+      _mm512_maddubs_epi16(reinterpret_cast<__m512i>(weights), reinterpret_cast<__m512i>(activations)));
+}
+
+inline IntVector add_pairs(ShortVector sums) {
+  return reinterpret_cast<IntVector>(_mm512_madd_epi16(reinterpret_cast<__m512i>(sums), _mm512_set1_epi16(1)));
+}
+
+#else
+
+struct SignedWeights {
+  Bytes magnitudes;
+  Bytes values;
+};
+
+inline SignedWeights split_signs(Bytes codes) {
+  const Bytes values = codes ^ 128;
+  return {reinterpret_cast<Bytes>(_mm256_abs_epi8(reinterpret_cast<__m256i>(values))), values};
+}
+
+inline Bytes apply_signs(Bytes activations, const SignedWeights& weights) {
+  return reinterpret_cast<Bytes>(
+      _mm256_sign_epi8(reinterpret_cast<__m256i>(activations), reinterpret_cast<__m256i>(weights.values)));
+}
+
+// For bytes a, b (unsigned) and c, d (signed) beside each other: a * c + b * d.
+inline ShortVector multiply_pairs(Bytes weights, Bytes activations) {
+  return reinterpret_cast<ShortVector>(
+      _mm256_maddubs_epi16(reinterpret_cast<__m256i>(weights), reinterpret_cast<__m256i>(activations)));
+}
+
+inline IntVector add_pairs(ShortVector sums) {
+  return reinterpret_cast<IntVector>(_mm256_madd_epi16(reinterpret_cast<__m256i>(sums), _mm256_set1_epi16(1)));
+}
+
+#endif
+
+template <int kGroup, int kTokens>
+inline void dot_group_w8(const uint8_t* codes, const int8_t* activations, IntVector (&sums)[kTokens][kParts]) {
+  for (int step = 0; step < kGroup / 4; ++step) {
+    SignedWeights weights[kParts];
+#pragma GCC unroll 4
+    for (int part = 0; part < kParts; ++part)
+      weights[part] = split_signs(load_bytes(codes + step * kStepBytes + part * kPartBytes));
+#pragma GCC unroll 8
+    for (int token = 0; token < kTokens; ++token) {
+      const Bytes quad = broadcast_quad(activations + (step * kTokens + token) * 4);
+#pragma GCC unroll 4
+      for (int part = 0; part < kParts; ++part)
+        sums[token][part] +=
+            add_pairs(multiply_pairs(weights[part].magnitudes, apply_signs(quad, weights[part])));
+    }
+  }
+}
+
+// Four bits times eight leave room in 16 bits for the pairs of a whole group: 16 * 15 * 127 = 30480.
+template <int kGroup, int kTokens>
+inline void dot_group_w4(const uint8_t* codes, const int8_t* activations, IntVector (&sums)[kTokens][kParts]) {
+  ShortVector pairs[kTokens][kParts] = {};
+#pragma GCC unroll 1  // unrolled, the compiler makes all products first and has no registers for them
+  for (int step = 0; step < kGroup / 8; ++step) {
+    Bytes low[kParts], high[kParts];
+#pragma GCC unroll 4
+    for (int part = 0; part < kParts; ++part) {
+      const Bytes packed = load_bytes(codes + step * kStepBytes + part * kPartBytes);
+      low[part] = low_halves(packed);
+      high[part] = high_halves(packed);
+    }
+#pragma GCC unroll 8
+    for (int token = 0; token < kTokens; ++token) {
+      const int8_t* quads = activations + (2 * step * kTokens + token) * 4;
+      const Bytes first = broadcast_quad(quads), second = broadcast_quad(quads + kTokens * 4);
+#pragma GCC unroll 4
+      for (int part = 0; part < kParts; ++part) {
+        pairs[token][part] += multiply_pairs(low[part], first);
+        pairs[token][part] += multiply_pairs(high[part], second);
+      }
+    }
+  }
+#pragma GCC unroll 8
+  for (int token = 0; token < kTokens; ++token)
+#pragma GCC unroll 4
+    for (int part = 0; part < kParts; ++part) sums[token][part] += add_pairs(pairs[token][part]);
+}
