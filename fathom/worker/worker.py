@@ -6,7 +6,7 @@ import logging
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from fathom.models.loader import load_model
 from fathom.params import SamplingParams
 from fathom.step import ModelRunnerOutput, NewRequestData, SchedulerOutput
 from fathom.weights.resolve import ResolvedModel
+from fathom.worker import limits
 from fathom.worker.device import make_device
 from fathom.worker.model_runner import ModelRunner
 from fathom.worker.sample.interface import LogitsProcessorContext
@@ -83,6 +84,14 @@ class Worker:
 
     def sample_tokens(self) -> ModelRunnerOutput:
         return self._ready_runner().sample_tokens()
+
+    def describe(self) -> dict[str, Any]:
+        """What the model reads for one token, and which kernels do it; see worker/limits.py."""
+        return limits.describe(self._model)
+
+    def measure_limits(self) -> dict[str, float]:
+        """Bandwidth and peaks of the device, measured now; takes about a second."""
+        return limits.measure_limits(self.device, self._config.runtime.num_threads or 1)
 
     def start_profile(self, folder: str) -> None:
         """Record steps with torch's profiler."""

@@ -14,6 +14,7 @@ from fathom.errors import ClientError, ServerError
 COMMANDS = {
     "generate": "print a model's answer to one question, as it comes",
     "chat": "talk with a model in the terminal",
+    "bench": "measure speed on this machine",
     "pull": "fetch a model of the catalogue",
     "doctor": "show what this machine offers and what Fathom would choose",
 }

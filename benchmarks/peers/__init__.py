@@ -1,0 +1,1 @@
+"""Fathom beside other engines; see __main__.py."""
