@@ -37,7 +37,13 @@ class ModelOptions:
         "auto", "Type of weights and computation; auto picks what is right and fast on the device."
     )
     weights: Literal["auto", "packed", "dense"] = option(
-        "auto", "Keep GGUF weights packed and multiply in int8, or decode them to dtype."
+        "auto", "packed: matrices stay as the checkpoint stores them; dense: they are widened to dtype."
+    )
+    quantization: Literal["int8", "int4", "fp16"] | None = option(
+        None, "CPU: round the matrices of an unquantised checkpoint to this while they are read."
+    )
+    activations: Literal["int8", "float32"] = option(
+        "int8", "What meets quantised weights: rounded to int8, or float32 as it is (slower, to compare)."
     )
     load_format: Literal["auto", "dummy"] = option("auto", "dummy: random weights from config.json alone.")
     max_model_len: int | None = option(None, "Longest sequence, prompt and answer; default: what the model allows.")

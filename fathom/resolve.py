@@ -5,19 +5,14 @@ from __future__ import annotations
 from fathom.config import EngineConfig
 from fathom.errors import ConfigError
 from fathom.hardware import Hardware, parse_cores
-from fathom.model_config.values import CheckpointFormat, ModelConfig
+from fathom.model_config.values import ModelConfig
 
 DEFAULT_MAX_NUM_SEQS = 256
 DEFAULT_MAX_NUM_BATCHED_TOKENS = 2048
 
 
-def resolve(
-    config: EngineConfig, model: ModelConfig, file_format: CheckpointFormat, hardware: Hardware
-) -> tuple[EngineConfig, list[str]]:
+def resolve(config: EngineConfig, model: ModelConfig, hardware: Hardware) -> tuple[EngineConfig, list[str]]:
     """Replace every "auto" and None that depends on model and machine.
-
-    Args:
-        file_format: of the model's checkpoint.
 
     Returns:
         the resolved config, and one sentence for each choice that was made.
@@ -30,7 +25,7 @@ def resolve(
     max_model_len = _max_model_len(config, model, reasons)
     max_num_seqs, budget = _step_limits(config, max_model_len, reasons)
     threads = _num_threads(config, hardware, reasons)
-    weights = _weights(config, file_format, device, hardware, reasons)
+    weights = _weights(config, model, device, hardware, reasons)
     resolved = config.replace(
         device=device,
         weights=weights,
@@ -43,19 +38,25 @@ def resolve(
     return resolved, reasons
 
 
-def _weights(
-    config: EngineConfig, file_format: CheckpointFormat, device: str, hardware: Hardware, reasons: list[str]
-) -> str:
-    obstacle = _obstacle_to_packing(config, file_format, device)
-    if config.model.weights == "packed" and obstacle is not None:
+def _weights(config: EngineConfig, model: ModelConfig, device: str, hardware: Hardware, reasons: list[str]) -> str:
+    wanted, quantization = config.model.weights, config.model.quantization
+    obstacle = _obstacle_to_packing(config, device)
+    if quantization is not None:
+        _check_quantization(config, model, obstacle)
+        if wanted == "auto":
+            reasons.append(
+                f"weights=packed: rounded to {quantization} as they are read, {model.dtype} in the checkpoint"
+            )
+        return "packed"
+    if wanted == "packed" and obstacle is not None:
         raise ConfigError(
             f"weights=packed, but {obstacle}.",
             parameter="weights",
             value="packed",
             hint="Leave weights at auto, or use weights=dense.",
         )
-    if config.model.weights != "auto":
-        return config.model.weights
+    if wanted != "auto":
+        return wanted
     if obstacle is None and config.model.dtype != "auto":
         obstacle = f"dtype={config.model.dtype} was asked for"
     if obstacle is None and not hardware.native_kernels:
@@ -63,21 +64,50 @@ def _weights(
     if obstacle is not None:
         reasons.append(f"weights=dense: {obstacle}")
         return "dense"
-    reasons.append("weights=packed: as the GGUF file has them, multiplied in int8; dtype=float32 decodes them instead")
+    reasons.append(f"weights=packed: {_packed_because(model)}")
     return "packed"
 
 
-def _obstacle_to_packing(config: EngineConfig, file_format: CheckpointFormat, device: str) -> str | None:
+def _is_float(dtype: str) -> bool:
+    """Whether a checkpoint's dtype is a float type; else it is the name of a quantised one."""
+    return dtype.startswith(("float", "bfloat"))
+
+
+def _packed_because(model: ModelConfig) -> str:
+    if not _is_float(model.dtype):
+        return f"{model.dtype} as in the file, multiplied in int8; dtype=float32 decodes them instead"
+    fewer = "" if model.dtype == "float32" else ", half the bytes of float32 and as exact"
+    return f"{model.dtype} as in the checkpoint{fewer}; products are in float32"
+
+
+def _obstacle_to_packing(config: EngineConfig, device: str) -> str | None:
     """Why weights cannot stay packed; None if they can."""
     if device != "cpu":
         return f"device={device} has no kernels for packed weights"
     if config.model.load_format == "dummy":
         return "load_format=dummy makes up dense weights"
-    if file_format != "gguf":
-        return "the model is not a GGUF file, so its weights are not packed"
     if config.model.dtype not in ("auto", "float32"):
         return f"dtype={config.model.dtype} is for dense weights; packed ones give float32"
     return None
+
+
+def _check_quantization(config: EngineConfig, model: ModelConfig, obstacle: str | None) -> None:
+    """Refuse a quantization that cannot be, or that another option contradicts."""
+    hint = "Leave quantization out."
+    if not _is_float(model.dtype):
+        obstacle = f"the checkpoint is quantised already ({model.dtype})"
+        hint = "Leave quantization out, or take an unquantised checkpoint of the model."
+    elif config.model.weights == "dense":
+        obstacle = "weights=dense keeps them at their full size"
+        hint = "Leave out one of the two."
+    elif config.model.dtype == "float32" and config.model.weights == "auto":
+        obstacle = "dtype=float32 asks for exact weights"
+        hint = "Leave dtype at auto: computation is in float32 anyway."
+    if obstacle is not None:
+        quantization = config.model.quantization
+        raise ConfigError(
+            f"quantization={quantization}, but {obstacle}.", parameter="quantization", value=quantization, hint=hint
+        )
 
 
 def _dtype(config: EngineConfig, model: ModelConfig, device: str, reasons: list[str]) -> str:

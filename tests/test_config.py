@@ -35,7 +35,7 @@ HARDWARE = Hardware(cores=3, total_memory=2**34, available_memory=2**33, native_
 
 
 def resolved(**options: Any) -> EngineConfig:
-    return resolve(EngineConfig.from_options(**options), MODEL, "safetensors", HARDWARE)[0]
+    return resolve(EngineConfig.from_options(**options), MODEL, HARDWARE)[0]
 
 
 # ---------------------------------------------------------------- options
@@ -78,6 +78,8 @@ def test_an_option_like_no_other_has_no_suggestion() -> None:
         ("tokenizer", ["a"], "tokenizer must be str or None, got ['a']."),
         ("dtype", "fp8", "dtype must be 'auto' or 'float32' or 'float16' or 'bfloat16', got 'fp8'."),
         ("dtype", ["float32"], "dtype must be 'auto' or 'float32' or 'float16' or 'bfloat16', got ['float32']."),
+        ("quantization", "awq", "quantization must be 'int8' or 'int4' or 'fp16' or None, got 'awq'."),
+        ("activations", "int4", "activations must be 'int8' or 'float32', got 'int4'."),
         ("load_format", "pt", "load_format must be 'auto' or 'dummy', got 'pt'."),
         ("scheduling_policy", "lifo", "scheduling_policy must be 'fcfs' or 'priority', got 'lifo'."),
         ("generation_config", "some", "generation_config must be 'auto' or 'none', got 'some'."),
@@ -154,12 +156,12 @@ def test_a_config_crosses_the_process_boundary_unchanged() -> None:
 
 
 def test_nothing_is_left_open_and_every_choice_has_its_reason() -> None:
-    config, reasons = resolve(EngineConfig(), MODEL, "safetensors", HARDWARE)
-    assert (config.model.max_model_len, config.model.dtype, config.model.weights) == (4096, "float32", "dense")
+    config, reasons = resolve(EngineConfig(), MODEL, HARDWARE)
+    assert (config.model.max_model_len, config.model.dtype, config.model.weights) == (4096, "float32", "packed")
     assert (config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens) == (256, 2048)
     assert (config.runtime.device, config.runtime.num_threads) == ("cpu", 3)
     chosen = [reason.split(": ")[0] for reason in reasons]
-    assert chosen == ["max_model_len=4096", "num_threads=3", "weights=dense", "dtype=float32"]
+    assert chosen == ["max_model_len=4096", "num_threads=3", "weights=packed", "dtype=float32"]
     assert all(len(reason.split(": ", 1)[1]) > 10 for reason in reasons)
 
 
@@ -173,73 +175,107 @@ def test_what_the_user_chose_stays_and_needs_no_reason() -> None:
         "weights": "dense",
         "device": "cpu",
     }
-    config, reasons = resolve(EngineConfig.from_options(**options), MODEL, "safetensors", HARDWARE)
+    config, reasons = resolve(EngineConfig.from_options(**options), MODEL, HARDWARE)
     assert config == EngineConfig.from_options(**options)
     assert reasons == []
 
 
 def test_resolve_is_pure() -> None:
     config = EngineConfig.from_options(max_num_seqs=7)
-    first = resolve(config, MODEL, "safetensors", HARDWARE)
-    assert resolve(config, MODEL, "safetensors", HARDWARE) == first
+    first = resolve(config, MODEL, HARDWARE)
+    assert resolve(config, MODEL, HARDWARE) == first
     assert config == EngineConfig.from_options(max_num_seqs=7)
-    assert resolve(first[0], MODEL, "safetensors", HARDWARE) == (first[0], [])
+    assert resolve(first[0], MODEL, HARDWARE) == (first[0], [])
 
 
 def test_dtype_on_cuda_is_the_checkpoints() -> None:
     assert resolved(device="cuda").model.dtype == "float16"
     wide = dataclasses.replace(MODEL, dtype="float32")
-    assert resolve(EngineConfig.from_options(device="cuda"), wide, "safetensors", HARDWARE)[0].model.dtype == "bfloat16"
+    assert resolve(EngineConfig.from_options(device="cuda"), wide, HARDWARE)[0].model.dtype == "bfloat16"
     assert resolved(device="cuda", dtype="float32").model.dtype == "float32"
 
 
-def resolved_weights(file_format: str, native_kernels: bool = True, **options: Any) -> tuple[str, str]:
-    """(what is chosen for weights, with what reason)"""
+def resolved_weights(stored: str = "Q4_1", native_kernels: bool = True, **options: Any) -> tuple[str, str]:
+    """(what is chosen for weights of a checkpoint of this dtype, with what reason)"""
+    model = dataclasses.replace(MODEL, dtype=stored)
     hardware = dataclasses.replace(HARDWARE, native_kernels=native_kernels)
-    config, reasons = resolve(EngineConfig.from_options(**options), MODEL, file_format, hardware)
+    config, reasons = resolve(EngineConfig.from_options(**options), model, hardware)
     assert config.model.dtype == options.get("dtype", "float32")
-    assert resolve(config, MODEL, file_format, hardware)[0] == config
+    assert resolve(config, model, hardware)[0] == config
     (reason,) = [reason for reason in reasons if reason.startswith("weights=")] or [""]
     return config.model.weights, reason
 
 
-def test_gguf_weights_stay_packed_where_that_is_fast() -> None:
-    assert resolved_weights("gguf") == (
-        "packed",
-        "weights=packed: as the GGUF file has them, multiplied in int8; dtype=float32 decodes them instead",
-    )
-    for options, why in (
+@pytest.mark.parametrize(
+    ("dtype", "why"),
+    [
+        ("Q4_1", "Q4_1 as in the file, multiplied in int8; dtype=float32 decodes them instead"),
+        ("bfloat16", "bfloat16 as in the checkpoint, half the bytes of float32 and as exact; products are in float32"),
+        ("float16", "float16 as in the checkpoint, half the bytes of float32 and as exact; products are in float32"),
+        ("float32", "float32 as in the checkpoint; products are in float32"),
+    ],
+)
+def test_weights_stay_as_they_are_stored_where_that_is_fast(dtype: str, why: str) -> None:
+    assert resolved_weights(dtype) == ("packed", f"weights=packed: {why}")
+    for options, obstacle in (
         ({"dtype": "float32"}, "dtype=float32 was asked for"),
         ({"dtype": "float16"}, "dtype=float16 is for dense weights"),
         ({"load_format": "dummy"}, "load_format=dummy makes up"),
         ({"native_kernels": False}, "native kernels"),
     ):
-        weights, reason = resolved_weights("gguf", **options)
+        weights, reason = resolved_weights(dtype, **options)
         assert weights == "dense"
-        assert why in reason
-    assert "not a GGUF file" in resolved_weights("safetensors")[1]
+        assert obstacle in reason
     assert resolved(device="cuda").model.weights == "dense"
 
 
-def test_what_was_asked_for_weights_needs_no_reason() -> None:
-    assert resolved_weights("gguf", weights="dense") == ("dense", "")
-    assert resolved_weights("gguf", weights="packed", dtype="float32") == ("packed", "")
-    assert resolved_weights("gguf", weights="packed", native_kernels=False) == ("packed", "")
+@pytest.mark.parametrize("quantization", ["int8", "int4", "fp16"])
+def test_quantization_packs(quantization: str) -> None:
+    assert resolved_weights("bfloat16", quantization=quantization) == (
+        "packed",
+        f"weights=packed: rounded to {quantization} as they are read, bfloat16 in the checkpoint",
+    )
+    assert resolved_weights("float32", quantization=quantization, native_kernels=False)[0] == "packed"
+    assert resolved_weights("float32", quantization=quantization, weights="packed") == ("packed", "")
 
 
 @pytest.mark.parametrize(
-    ("file_format", "options", "why"),
+    ("dtype", "options", "why", "way_out"),
     [
-        ("safetensors", {}, "not a GGUF file"),
-        ("gguf", {"device": "cuda"}, "device=cuda has no kernels"),
-        ("gguf", {"dtype": "bfloat16"}, "dtype=bfloat16 is for dense weights"),
-        ("gguf", {"load_format": "dummy"}, "load_format=dummy makes up"),
+        ("Q4_1", {}, "quantised already (Q4_1)", "unquantised checkpoint"),
+        ("bfloat16", {"device": "cuda"}, "device=cuda has no kernels", "Leave quantization out."),
+        ("bfloat16", {"weights": "dense"}, "weights=dense keeps them", "Leave out one of the two."),
+        ("bfloat16", {"dtype": "float32"}, "dtype=float32 asks for exact weights", "Leave dtype at auto"),
+        ("bfloat16", {"dtype": "float16"}, "dtype=float16 is for dense weights", "Leave quantization out."),
+        ("bfloat16", {"load_format": "dummy"}, "load_format=dummy makes up", "Leave quantization out."),
     ],
     ids=str,
 )
-def test_weights_that_cannot_be_packed_are_refused(file_format: str, options: dict[str, Any], why: str) -> None:
+def test_a_quantization_that_cannot_be_is_refused(dtype: str, options: dict[str, Any], why: str, way_out: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        resolved_weights(file_format, weights="packed", **options)
+        resolved_weights(dtype, quantization="int4", **options)
+    assert caught.value.parameter == "quantization"
+    assert all(words in str(caught.value) for words in ("quantization=int4, but", why, way_out))
+
+
+def test_what_was_asked_for_weights_needs_no_reason() -> None:
+    assert resolved_weights("Q4_1", weights="dense") == ("dense", "")
+    assert resolved_weights("Q4_1", weights="packed", dtype="float32") == ("packed", "")
+    assert resolved_weights("Q4_1", weights="packed", native_kernels=False) == ("packed", "")
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"device": "cuda"}, "device=cuda has no kernels"),
+        ({"dtype": "bfloat16"}, "dtype=bfloat16 is for dense weights"),
+        ({"load_format": "dummy"}, "load_format=dummy makes up"),
+    ],
+    ids=str,
+)
+def test_weights_that_cannot_be_packed_are_refused(options: dict[str, Any], why: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolved_weights(weights="packed", **options)
     assert caught.value.parameter == "weights"
     assert all(words in str(caught.value) for words in (why, "use weights=dense"))
 
@@ -290,7 +326,7 @@ def test_contradictions_name_both_sides_and_a_way_out(
 
 def test_threads_are_as_many_as_the_cores_that_they_are_bound_to() -> None:
     hardware = dataclasses.replace(HARDWARE, core_ids=(0, 2, 3, 4))
-    config, reasons = resolve(EngineConfig.from_options(cpu_cores="2-3,0"), MODEL, "safetensors", hardware)
+    config, reasons = resolve(EngineConfig.from_options(cpu_cores="2-3,0"), MODEL, hardware)
     assert config.runtime.num_threads == 3
     assert not any("num_threads" in reason for reason in reasons)
 
@@ -307,4 +343,4 @@ def test_threads_are_as_many_as_the_cores_that_they_are_bound_to() -> None:
 def test_cores_that_threads_cannot_be_bound_to_are_refused(options: dict[str, Any], message: str) -> None:
     hardware = dataclasses.replace(HARDWARE, core_ids=(0, 2, 3, 4))
     with pytest.raises(ConfigError, match=message):
-        resolve(EngineConfig.from_options(**options), MODEL, "safetensors", hardware)
+        resolve(EngineConfig.from_options(**options), MODEL, hardware)

@@ -11,8 +11,9 @@ inline void gather_rows(float* output, const float* table, const int64_t* row_id
   });
 }
 
-// The code of one column of a panel's row; fathom/quant/packed.py has the layout.
-inline int code_at(const PackedRowsArgs& args, int64_t panel, int64_t lane, int64_t column) {
+// The code of one column of a panel's row; fathom/quant/packed.py has the layout. Args: a packed weight's.
+template <typename Args>
+inline int code_at(const Args& args, int64_t panel, int64_t lane, int64_t column) {
   if (args.bits == 8) return args.quants[panel * kPanel * args.columns + column / 4 * kPanel * 4 + lane * 4 + column % 4];
   const int64_t step = panel * kPanel * args.columns / 2 + column / 8 * kPanel * 4;
   const int byte = args.quants[step + lane * 4 + column % 4];

@@ -37,6 +37,8 @@ namespace FATHOM_LEVEL {
 #include "embedding.h"
 #include "quantise.h"
 #include "quant_matmul.h"
+#include "float_matmul.h"
+#include "quantise_weights.h"
 #include "rotary.h"
 #include "penalties.h"
 #include "row_scan.h"
@@ -65,6 +67,10 @@ const Kernels FATHOM_JOIN(kernels_, FATHOM_LEVEL) = {
     .truncate_logits = FATHOM_LEVEL::truncate_logits,
     .token_logprobs = FATHOM_LEVEL::token_logprobs,
     .apply_penalties = FATHOM_LEVEL::apply_penalties,
+    .decoded_matmul = FATHOM_LEVEL::decoded_matmul,
+    .float_matmul = FATHOM_LEVEL::float_matmul,
+    .float_rows = FATHOM_LEVEL::float_rows,
+    .quantise_weights = FATHOM_LEVEL::quantise_weights,
 };
 
 }  // namespace fathom

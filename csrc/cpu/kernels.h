@@ -77,6 +77,29 @@ struct PenalisedRow {
   int64_t num_tokens;
 };
 
+enum class FloatType : int64_t { kFloat32 = 0, kFloat16 = 1, kBFloat16 = 2 };
+
+// A product with a matrix of floats [rows, columns]; fathom/quant/float_weight.py has the layout.
+struct FloatArgs {
+  float* output;          // [num_tokens, rows], rows output_stride apart
+  int64_t output_stride;
+  const float* input;     // [num_tokens, columns]
+  const void* values;     // of the type
+  const float* bias;      // [rows] or null
+  int64_t num_tokens, rows, columns;
+  FloatType type;
+};
+
+// Rows of a matrix of floats, in float32, times a factor.
+struct FloatRowsArgs {
+  float* output;           // [num_rows, columns]
+  const int64_t* row_ids;  // [num_rows]
+  const void* values;      // of the type
+  int64_t num_rows, columns;
+  FloatType type;
+  float factor;
+};
+
 struct Kernels {
   const char* name;
   void (*rms_norm)(float* output, const float* input, const float* weight, int64_t rows, int64_t size, float epsilon);
@@ -107,6 +130,14 @@ struct Kernels {
   // penalties [num_rows, 3]: repetition, frequency, presence.
   void (*apply_penalties)(float* logits, const PenalisedRow* rows, const float* penalties, int64_t num_rows,
                           int64_t vocab_size);
+  // The same product, with activations as they are.
+  void (*decoded_matmul)(const PackedArgs& args);
+  void (*float_matmul)(const FloatArgs& args);
+  void (*float_rows)(const FloatRowsArgs& args);
+  // matrix [rows, columns] -> codes [rows, columns], scales and minimums [rows, columns / 32]. With minimums codes of 4
+  // bits, without (null) of 8.
+  void (*quantise_weights)(uint8_t* codes, float* scales, float* minimums, const float* matrix, int64_t rows,
+                           int64_t columns);
 };
 
 }  // namespace fathom

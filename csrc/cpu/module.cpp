@@ -12,6 +12,7 @@
 namespace nb = nanobind;
 using namespace nb::literals;
 using fathom::AttentionArgs;
+using fathom::FloatArgs;
 using fathom::PackedArgs;
 
 namespace {
@@ -129,6 +130,32 @@ void apply_penalties(Address logits, Address rows, Address penalties, int64_t nu
                                     vocab_size);
 }
 
+void decoded_matmul(Address output, int64_t output_stride, Address input, Address quants, Address scales,
+                    Address minimums, Address bias, int64_t num_tokens, int64_t rows, int64_t columns, int64_t bits,
+                    int64_t group) {
+  fathom::kernels().decoded_matmul({at<float>(output), output_stride, at<float>(input), at<uint8_t>(quants),
+                                    at<float>(scales), at<float>(minimums), at<float>(bias), num_tokens, rows, columns,
+                                    bits, group});
+}
+
+// type: 0 float32, 1 float16, 2 bfloat16.
+void float_matmul(Address output, int64_t output_stride, Address input, Address values, Address bias,
+                  int64_t num_tokens, int64_t rows, int64_t columns, int64_t type) {
+  fathom::kernels().float_matmul({at<float>(output), output_stride, at<float>(input), at<void>(values),
+                                  at<float>(bias), num_tokens, rows, columns, static_cast<fathom::FloatType>(type)});
+}
+
+void float_rows(Address output, Address row_ids, Address values, int64_t num_rows, int64_t columns, int64_t type,
+                float factor) {
+  fathom::kernels().float_rows({at<float>(output), at<int64_t>(row_ids), at<void>(values), num_rows, columns,
+                                static_cast<fathom::FloatType>(type), factor});
+}
+
+void quantise_weights(Address codes, Address scales, Address minimums, Address matrix, int64_t rows, int64_t columns) {
+  fathom::kernels().quantise_weights(at<uint8_t>(codes), at<float>(scales), at<float>(minimums), at<float>(matrix),
+                                     rows, columns);
+}
+
 }  // namespace
 
 NB_MODULE(_cpu, module) {
@@ -158,4 +185,8 @@ NB_MODULE(_cpu, module) {
   module.def("truncate_logits", truncate_logits, Released());
   module.def("token_logprobs", token_logprobs, Released());
   module.def("apply_penalties", apply_penalties, Released());
+  def_kernel(module, "decoded_matmul", decoded_matmul);
+  def_kernel(module, "float_matmul", float_matmul);
+  def_kernel(module, "float_rows", float_rows);
+  module.def("quantise_weights", quantise_weights, Released());
 }

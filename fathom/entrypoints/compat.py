@@ -11,7 +11,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "pipeline_parallel_size": (1,),
     "data_parallel_size": (1,),
     "distributed_executor_backend": (None, "uni", "mp"),
-    "quantization": (None,),
     "kv_cache_dtype": ("auto",),
     "cpu_offload_gb": (0,),
     "swap_space": (0, 4),

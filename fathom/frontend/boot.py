@@ -64,7 +64,7 @@ def prepare(config: EngineConfig) -> Prepared:
     if not dummy:
         page_in(model)
     model_config = load_model_config(model)
-    resolved, reasons = resolve(config, model_config, model.format, detect_hardware())
+    resolved, reasons = resolve(config, model_config, detect_hardware())
     for reason in reasons:
         logger.info("chose %s", reason)
     return Prepared(EngineSetup(resolved, model_config, str(model.path), model.format), model)

@@ -25,7 +25,15 @@ def _load() -> Any:
 cpu = _load()
 """The extension module, or None."""
 
+TYPE_NUMBERS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+"""The numbers that csrc/cpu/kernels.h (FloatType) gives to the dtypes."""
+
+
+def serves_device(device: torch.device) -> bool:
+    """Whether there are native kernels for what lies on this device."""
+    return cpu is not None and device.type == "cpu"
+
 
 def serves(tensor: torch.Tensor) -> bool:
     """Whether the native kernels take this tensor: float32 on the CPU."""
-    return cpu is not None and tensor.dtype is torch.float32 and tensor.device.type == "cpu"
+    return tensor.dtype is torch.float32 and serves_device(tensor.device)

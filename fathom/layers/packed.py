@@ -1,4 +1,4 @@
-"""Packed: a LinearMethod that computes with quantised weights as a checkpoint stores them.
+"""Packed: a LinearMethod that computes with weights in the kernels' own layouts, quantised or of 16 or 32 bits.
 
 A merged layer's projections may come in different formats (Q4_K_M mixes them), so a layer holds its matrix as
 parts, each of which writes its own columns of the one output:
@@ -6,26 +6,27 @@ parts, each of which writes its own columns of the one output:
     qkv of [q | k | v] rows, q and k in 4 bits, v in 8:    parts   [ q and k | v ]
                                                            output  [ q, k    | v ]   two products
 
-Neighbours in the same format become one part. A part whose rows the checkpoint does not quantise is a plain
-float32 matrix. The layer's ``weight`` is only declared: a name and a shape for the loader to check.
+Neighbours in the same format become one part. The layer's ``weight`` is only declared: a name and a shape for the
+loader to check.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
-import torch.nn.functional as F
 
 from fathom.kernels.embedding import embedding
-from fathom.kernels.quant_matmul import quant_matmul
+from fathom.kernels.float_matmul import float_matmul
+from fathom.kernels.quant_matmul import decoded_matmul, quant_matmul
+from fathom.quant.float_weight import FloatWeight
 from fathom.quant.packed import PANEL, PackedWeight
 
 if TYPE_CHECKING:
     from fathom.layers.build import BuildContext
     from fathom.layers.linear import Linear
 
-Matrix = PackedWeight | torch.Tensor
+Matrix = PackedWeight | FloatWeight
 
 
 class Part(NamedTuple):
@@ -36,7 +37,13 @@ class Part(NamedTuple):
 
 
 class Packed:
-    """The matrix in parts, packed where the checkpoint is quantised. Activations are float32."""
+    """The matrix in parts, in the kernels' layouts. Activations are float32.
+
+    activations: what those that meet a PackedWeight are rounded to; "float32" leaves them as they are.
+    """
+
+    def __init__(self, activations: Literal["int8", "float32"] = "int8") -> None:
+        self._packed_matmul = quant_matmul if activations == "int8" else decoded_matmul
 
     def create_weights(self, layer: Linear, build: BuildContext) -> None:
         layer.weight = build.declare(layer.out_features, layer.in_features)
@@ -50,24 +57,22 @@ class Packed:
 
     def multiply(self, layer: Linear, x: torch.Tensor) -> torch.Tensor:
         if len(layer.parts) == 1:
-            return _product(x, layer.parts[0].matrix, layer.bias)
+            return self._product(x, layer.parts[0].matrix, layer.bias)
         output = x.new_empty(*x.shape[:-1], layer.out_features)
         for rows, matrix in layer.parts:
-            _product(x, matrix, None if layer.bias is None else layer.bias[rows], output[..., rows])
+            self._product(x, matrix, None if layer.bias is None else layer.bias[rows], output[..., rows])
         return output
 
     def look_up(self, layer: Linear, row_ids: torch.Tensor, factor: float) -> torch.Tensor:
         (part,) = layer.parts
         return embedding(row_ids, part.matrix, factor)
 
-
-def _product(
-    x: torch.Tensor, matrix: Matrix, bias: torch.Tensor | None, out: torch.Tensor | None = None
-) -> torch.Tensor:
-    if isinstance(matrix, PackedWeight):
-        return quant_matmul(x, matrix, bias, out)
-    product = F.linear(x, matrix, bias)
-    return product if out is None else out.copy_(product)
+    def _product(
+        self, x: torch.Tensor, matrix: Matrix, bias: torch.Tensor | None, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        if isinstance(matrix, PackedWeight):
+            return self._packed_matmul(x, matrix, bias, out)
+        return float_matmul(x, matrix, bias, out)
 
 
 def _joined(parts: list[Part]) -> list[Part]:
@@ -85,12 +90,12 @@ def _joined(parts: list[Part]) -> list[Part]:
 
 def _stacked(above: Matrix, below: Matrix) -> Matrix | None:
     """Both matrices as one; None if they differ in format, or the first ends within a panel."""
-    if isinstance(above, torch.Tensor) and isinstance(below, torch.Tensor):
-        return torch.cat([above, below])
-    if not isinstance(above, PackedWeight) or not isinstance(below, PackedWeight):
-        return None
     if _layout(above) != _layout(below) or above.rows % PANEL:
         return None
+    if isinstance(above, FloatWeight) and isinstance(below, FloatWeight):
+        return FloatWeight(torch.cat([above.values, below.values]), above.rows + below.rows, above.columns)
+    assert isinstance(above, PackedWeight)
+    assert isinstance(below, PackedWeight)
     minimums = None
     if above.minimums is not None and below.minimums is not None:
         minimums = torch.cat([above.minimums, below.minimums])
@@ -105,5 +110,8 @@ def _stacked(above: Matrix, below: Matrix) -> Matrix | None:
     )
 
 
-def _layout(weight: PackedWeight) -> tuple[int, int, bool]:
-    return weight.bits, weight.group, weight.minimums is None
+def _layout(matrix: Matrix) -> tuple[Any, ...]:
+    """What two matrices must have in common to become one."""
+    if isinstance(matrix, FloatWeight):
+        return (matrix.values.dtype,)
+    return matrix.bits, matrix.group, matrix.minimums is None

@@ -7,6 +7,8 @@ tensors the file holds.
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -23,6 +25,7 @@ CONTROL_TOKEN = 3  # in tokenizer.ggml.token_type
 # How chat models end their turn. Files often name the end of the document only as eos.
 END_OF_TURN = frozenset({"<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>"})
 GEMMA3_27B_LAYERS = 62
+_FLOAT_DTYPES = {GGMLType.F32: "float32", GGMLType.F16: "float16", GGMLType.BF16: "bfloat16"}
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,17 @@ def from_gguf(file: GGUFFile) -> ModelConfig:
         final_logit_softcap=keys.optional_number("final_logit_softcapping"),
         bos_token_id=Keys(source, file.metadata).token_id("tokenizer.ggml.bos_token_id"),
         eos_token_ids=_eos_token_ids(file),
+        dtype=_dtype(file),
     )
+
+
+def _dtype(file: GGUFFile) -> str:
+    """How most of the file's numbers are stored: a float type, or a quantised one by ggml's name ("Q4_1")."""
+    sizes = Counter[GGMLType]()
+    for tensor in file.tensors.values():
+        sizes[tensor.ggml_type] += math.prod(tensor.shape)
+    most = max(sizes, key=lambda kind: sizes[kind])
+    return _FLOAT_DTYPES.get(most, most.name)
 
 
 def _vocab_size(file: GGUFFile) -> int:

@@ -69,4 +69,4 @@ class ModelConfig:
     final_logit_softcap: float | None = None
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
-    dtype: str = "float32"  # as stored in the checkpoint
+    dtype: str = "float32"  # as stored in the checkpoint; ggml's name of a quantised type

@@ -161,6 +161,12 @@ class CausalLM(nn.Module):
             for window in config.layer_windows
         ]
 
+    def weight_bytes(self) -> int:
+        """Memory that the weights take; what two layers share counts once."""
+        plain = sum(parameter.nbytes for parameter in self.parameters() if not parameter.is_meta)
+        layers = {layer for layer in self.modules() if isinstance(layer, Linear)}
+        return plain + sum(part.matrix.nbytes for layer in layers for part in getattr(layer, "parts", ()))
+
     def weight_map(self, file_format: CheckpointFormat) -> dict[str, WeightTarget]:
         """Name of each tensor that a checkpoint of this model must hold -> where it goes.
 

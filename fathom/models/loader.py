@@ -18,9 +18,9 @@ from fathom.layers.build import BuildContext
 from fathom.layers.linear import Dense, Linear, MergedLinear
 from fathom.layers.packed import Packed
 from fathom.models.registry import model_class
-from fathom.weights.checkpoint import GGUFCheckpoint, open_checkpoint
+from fathom.weights.checkpoint import open_checkpoint
 from fathom.weights.dummy import fill_with_random
-from fathom.weights.repack import repack
+from fathom.weights.repack import Quantization, read_matrix
 
 if TYPE_CHECKING:
     from fathom.model_config import ModelConfig
@@ -36,6 +36,10 @@ ROTARY_TABLES = re.compile(r".*\.rotary_emb\.inv_freq|rope_freqs\.weight|blk\.\d
 
 NAMES_PER_PROBLEM = 10
 
+EMBEDDING_OF_INT4: Quantization = "int8"
+"""What the embedding and the head of an int4 model are rounded to: each of their rows matters to few tokens, so an
+error there does not average out."""
+
 
 def load_model(
     model_config: ModelConfig,
@@ -43,6 +47,8 @@ def load_model(
     *,
     load_format: Literal["auto", "dummy"],
     weights: Literal["packed", "dense"],
+    quantization: Quantization | None = None,
+    activations: Literal["int8", "float32"] = "int8",
     dtype: torch.dtype,
     device: torch.device,
     max_model_len: int,
@@ -52,7 +58,9 @@ def load_model(
 
     Args:
         load_format: "dummy" fills the weights with random numbers and opens no file.
-        weights: "packed" keeps the matrices of a GGUF file quantised; "dense" is for any checkpoint.
+        weights: "packed" keeps matrices as the checkpoint stores them, in the kernels' layouts; "dense" as dtype.
+        quantization: what packed matrices that the checkpoint holds as floats are rounded to.
+        activations: what those that meet quantised weights are rounded to.
         dtype: of activations and dense weights; tensors stored in another are converted one at a time. float32
             with packed weights.
         max_model_len: positions that the model must be able to handle.
@@ -62,16 +70,23 @@ def load_model(
         CheckpointError: tensors are missing, unexpected or mis-shaped (all named), or a file is corrupt.
     """
     checkpoint = None if load_format == "dummy" else open_checkpoint(resolved)
-    build = BuildContext(dtype, device, max_model_len, linear_method=Packed() if weights == "packed" else Dense())
+    method = Packed(activations) if weights == "packed" else Dense()
+    build = BuildContext(dtype, device, max_model_len, linear_method=method)
     model = model_class(model_config.architecture)(model_config, build)
     if checkpoint is None:
         fill_with_random(model)
     else:
-        _load_weights(model, checkpoint, resolved, show_progress)
+        _load_weights(model, checkpoint, resolved, quantization, show_progress)
     return model.eval()
 
 
-def _load_weights(model: CausalLM, checkpoint: Checkpoint, resolved: ResolvedModel, show_progress: bool) -> None:
+def _load_weights(
+    model: CausalLM,
+    checkpoint: Checkpoint,
+    resolved: ResolvedModel,
+    quantization: Quantization | None,
+    show_progress: bool,
+) -> None:
     head = HEAD_NAMES[resolved.format]
     targets = model.weight_map(resolved.format)
     problems = _problems(model, targets, checkpoint, head)
@@ -83,22 +98,26 @@ def _load_weights(model: CausalLM, checkpoint: Checkpoint, resolved: ResolvedMod
             value=resolved.name,
             hint="The weights and the config must come from the same model.",
         )
-    for name, target in tqdm(
-        targets.items(), desc="Loading weights", unit="tensor", delay=0.5, disable=not show_progress
-    ):
-        _fill(model, target, checkpoint, name)
+    work = "Loading weights" if quantization is None else f"Quantising weights to {quantization}"
+    for name, target in tqdm(targets.items(), desc=work, unit="tensor", delay=0.5, disable=not show_progress):
+        _fill(model, target, checkpoint, name, quantization)
+        checkpoint.release(name)
     _check_tied_head(model, checkpoint, resolved, head)
 
 
-def _fill(model: CausalLM, target: WeightTarget, checkpoint: Checkpoint, name: str) -> None:
+def _fill(
+    model: CausalLM, target: WeightTarget, checkpoint: Checkpoint, name: str, quantization: Quantization | None
+) -> None:
     """Read one tensor to where it belongs, in our order."""
     module, rows, destination = _place(model, target)
     row_order = None if target.row_order is None else target.row_order(len(destination), model.config)
     if destination.is_meta:  # only declared
         assert isinstance(module, Linear)
         assert isinstance(module.method, Packed)
-        assert isinstance(checkpoint, GGUFCheckpoint)
-        module.method.store(module, rows, repack(checkpoint, name, row_order))
+        assert target.transform is None, "only vectors are transformed"
+        if quantization == "int4" and module in (model.embedding, model.lm_head.matrix):
+            quantization = EMBEDDING_OF_INT4
+        module.method.store(module, rows, read_matrix(checkpoint, name, row_order, quantization))
         return
     tensor = checkpoint.load(name)
     if target.transform is not None:
@@ -152,7 +171,10 @@ def _check_tied_head(model: CausalLM, checkpoint: Checkpoint, resolved: Resolved
     """A tied checkpoint may store its head a second time, but then it must be the same."""
     if not model.config.tie_word_embeddings or head not in checkpoint.names():
         return
-    if not torch.equal(checkpoint.load(head).to(model.lm_head.matrix.weight), model.lm_head.matrix.weight):
+    embedding = next(
+        name for name, target in model.weight_map(resolved.format).items() if target.parameter == "embedding.weight"
+    )
+    if not torch.equal(checkpoint.load(head), checkpoint.load(embedding)):
         raise CheckpointError(
             f"{resolved.path}: the config ties the head to the embedding, but {head} differs from it.",
             parameter="model",

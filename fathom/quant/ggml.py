@@ -17,7 +17,7 @@ from fathom.quant.packed import SIGNED_ZERO
 CPU_CHUNK = 1 << 15
 ACCELERATOR_CHUNK = 1 << 24
 
-_FLOAT_DTYPES = {GGMLType.F32: torch.float32, GGMLType.F16: torch.float16, GGMLType.BF16: torch.bfloat16}
+FLOAT_DTYPES = {GGMLType.F32: torch.float32, GGMLType.F16: torch.float16, GGMLType.BF16: torch.bfloat16}
 
 
 def dequantize(raw: torch.Tensor, ggml_type: GGMLType, shape: tuple[int, ...]) -> torch.Tensor:
@@ -41,7 +41,7 @@ def dequantize(raw: torch.Tensor, ggml_type: GGMLType, shape: tuple[int, ...]) -
             f"got {raw.numel()}."
         )
     if not has_codes(ggml_type):
-        return raw.view(_FLOAT_DTYPES[ggml_type]).float().view(shape)
+        return raw.view(FLOAT_DTYPES[ggml_type]).float().view(shape)
     blocks = raw.view(num_blocks, ggml_type.block_bytes)
     values = torch.empty(num_blocks, ggml_type.block_elements, dtype=torch.float32, device=raw.device)
     chunk = CPU_CHUNK if raw.device.type == "cpu" else ACCELERATOR_CHUNK

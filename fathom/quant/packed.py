@@ -29,7 +29,8 @@ SIGNED_ZERO = 128
 """The code that stands for 0 where there are no minimums."""
 
 _GROUPS = (16, 32)
-_COLUMN_STEP = 32
+COLUMN_STEP = 32
+"""What a number of columns must be a multiple of."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +44,11 @@ class PackedWeight:
     columns: int
     bits: int
     group: int
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that the matrix takes."""
+        return sum(tensor.nbytes for tensor in (self.quants, self.scales, self.minimums) if tensor is not None)
 
     def integers(self, row_ids: torch.Tensor) -> torch.Tensor:
         """The integers of rows [...] as float32 [..., groups, group]: weight = scale * integer (+ minimum)."""
@@ -94,8 +100,8 @@ def _check(columns: int, scales: torch.Tensor, minimums: torch.Tensor | None, bi
         raise ValueError(f"bits={bits}: only 4 and 8 can be packed")
     if bits == 4 and minimums is None:
         raise ValueError("minimums=None: 4-bit codes are unsigned; pass minimums (-8 * scale for a symmetric format)")
-    if columns % _COLUMN_STEP:
-        raise ValueError(f"columns={columns}: must be a multiple of {_COLUMN_STEP}")
+    if columns % COLUMN_STEP:
+        raise ValueError(f"columns={columns}: must be a multiple of {COLUMN_STEP}")
     if scales.shape[1] not in (columns // group for group in _GROUPS):
         raise ValueError(f"{scales.shape[1]} scales a row of {columns}: groups have {_GROUPS} columns")
 

@@ -16,9 +16,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from fathom.errors import CheckpointError
-from fathom.quant.ggml import dequantize
+from fathom.quant.ggml import FLOAT_DTYPES, dequantize
 from fathom.quant.ggml_types import GGMLType
 from fathom.weights.gguf import GGUFFile
+from fathom.weights.pages import drop_pages
 from fathom.weights.resolve import ResolvedModel
 
 if TYPE_CHECKING:
@@ -51,6 +52,18 @@ class Checkpoint(ABC):
         Raises:
             CheckpointError: its bytes cannot be read; names the file and the tensor.
         """
+
+    @abstractmethod
+    def rows(self, name: str, rows: slice | np.ndarray) -> torch.Tensor:
+        """Some rows of a matrix, by range or by their numbers: floats in their stored dtype, else float32.
+
+        Raises:
+            CheckpointError: as `load`.
+        """
+
+    @abstractmethod
+    def release(self, name: str) -> None:
+        """Let go of the memory that the tensor's part of the file takes; reading it again costs reading the file."""
 
 
 def open_checkpoint(resolved: ResolvedModel) -> Checkpoint:
@@ -91,6 +104,14 @@ class SafetensorsCheckpoint(Checkpoint):
         except (SafetensorError, OSError, RuntimeError) as error:
             raise _unreadable(stored.path, f"tensor {stored.name!r} cannot be read: {error}") from error
         return tensor
+
+    def rows(self, name: str, rows: slice | np.ndarray) -> torch.Tensor:
+        return self.load(name)[rows if isinstance(rows, slice) else torch.from_numpy(rows)]
+
+    def release(self, name: str) -> None:
+        # safetensors maps its files, so what it returns is a part of the mapping.
+        tensor = self.load(name)
+        drop_pages(tensor.data_ptr(), tensor.nbytes)
 
 
 class _Stored(NamedTuple):
@@ -180,6 +201,15 @@ class GGUFCheckpoint(Checkpoint):
 
     def load(self, name: str) -> torch.Tensor:
         return dequantize(*self.packed(name))
+
+    def rows(self, name: str, rows: slice | np.ndarray) -> torch.Tensor:
+        raw, ggml_type, shape = self.packed(name, rows)
+        dtype = FLOAT_DTYPES.get(ggml_type)
+        return dequantize(raw, ggml_type, shape) if dtype is None else raw.view(dtype).view(shape)
+
+    def release(self, name: str) -> None:
+        raw = self._file.raw(name)
+        drop_pages(raw.ctypes.data, raw.nbytes)
 
 
 def _unreadable(path: Path, problem: str) -> CheckpointError:

@@ -118,6 +118,11 @@ class _Watch(TorchDispatchMode):
         self._arena = arena
         self.foreign: str | None = None
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled here; to say otherwise imports torch's compiler: seconds, and 100 MB."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if func.overloadpacket in _ALLOCATIONS:

@@ -44,6 +44,8 @@ class Worker:
             ResolvedModel(Path(setup.model_path), setup.model_format, config.model.model),
             load_format=config.model.load_format,
             weights=config.model.weights,
+            quantization=config.model.quantization,
+            activations=config.model.activations,
             dtype=self._dtype,
             device=self.device.torch_device,
             max_model_len=config.model.max_model_len,
@@ -56,6 +58,10 @@ class Worker:
     def get_kv_cache_specs(self) -> list[LayerKVSpec]:
         """What each attention layer stores."""
         return self._model.kv_specs()
+
+    def weight_bytes(self) -> int:
+        """Memory that the weights take."""
+        return self._model.weight_bytes()
 
     def determine_available_memory(self) -> int:
         """Bytes for the KV cache: as configured, or what the device can spare."""

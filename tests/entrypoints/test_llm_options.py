@@ -75,7 +75,6 @@ def test_vllm_s_neutral_options_are_accepted(tiny: Callable[[str], Path]) -> Non
     ("name", "value"),
     [
         ("tensor_parallel_size", 2),
-        ("quantization", "awq"),
         ("enable_lora", True),
         ("kv_cache_dtype", "fp8"),
         ("skip_tokenizer_init", True),

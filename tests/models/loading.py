@@ -13,7 +13,13 @@ from fathom.weights.resolve import ResolvedModel
 
 
 def load(
-    path: Path, *, load_format: str = "auto", weights: str = "dense", dtype: torch.dtype = torch.float32
+    path: Path,
+    *,
+    load_format: str = "auto",
+    weights: str = "dense",
+    dtype: torch.dtype = torch.float32,
+    quantization: str | None = None,
+    activations: str = "int8",
 ) -> CausalLM:
     resolved = ResolvedModel(path, "gguf" if path.suffix == ".gguf" else "safetensors", path.name)
     return load_model(
@@ -21,6 +27,8 @@ def load(
         resolved,
         load_format=load_format,
         weights=weights,
+        quantization=quantization,
+        activations=activations,
         dtype=dtype,
         device=torch.device("cpu"),
         max_model_len=128,

@@ -13,6 +13,7 @@ from fathom import LLM, SamplingParams
 from fathom.errors import CheckpointError
 from fathom.kernels import native
 from fathom.layers.linear import Linear
+from fathom.quant.float_weight import FloatWeight
 from fathom.quant.packed import PackedWeight
 from tests.models.loading import load
 from tests.models.paged import PagedRun
@@ -36,7 +37,7 @@ def logits(path: Path, weights: str) -> torch.Tensor:
 def matrix(layer: Linear) -> torch.Tensor:
     """A packed layer's whole matrix, decoded."""
     matrices = (part.matrix for part in layer.parts)
-    return torch.cat([m.dense() if isinstance(m, PackedWeight) else m for m in matrices])
+    return torch.cat([m.dense() for m in matrices])
 
 
 def check_close(actual: torch.Tensor, expected: torch.Tensor) -> None:
@@ -64,7 +65,7 @@ def test_formats_may_differ_within_a_layer(mixed: Path) -> None:
 def test_part_of_a_layer_may_be_unquantised(tiny: Callable[[str], Path], tmp_path: Path) -> None:
     path = write_gguf(tiny("llama-biases"), tmp_path / "model.gguf", "Q4_1", up_proj="F16", embed_tokens="F16")
     model = load(path, weights="packed")
-    assert [type(part.matrix) for part in model.layers[0].mlp.gate_up.parts] == [PackedWeight, torch.Tensor]
+    assert [type(part.matrix) for part in model.layers[0].mlp.gate_up.parts] == [PackedWeight, FloatWeight]
     check_close(logits(path, "packed"), logits(path, "dense"))
 
 
@@ -93,7 +94,17 @@ def test_a_tied_matrix_is_stored_once(tiny: Callable[[str], Path], tmp_path: Pat
 
 def test_an_unquantised_file_gives_the_decoded_model(tiny: Callable[[str], Path], tmp_path: Path) -> None:
     path = write_gguf(tiny("llama-gqa"), tmp_path / "model.gguf", "F16")
-    assert torch.equal(logits(path, "packed"), logits(path, "dense"))
+    torch.testing.assert_close(logits(path, "packed"), logits(path, "dense"), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("quantization", TYPES)
+def test_with_activations_as_they_are_logits_are_the_decoded_model_s(
+    tiny: Callable[[str], Path], tmp_path: Path, quantization: str
+) -> None:
+    path = write_gguf(tiny("gemma3"), tmp_path / "model.gguf", quantization)
+    model = load(path, weights="packed", activations="float32")
+    found = PagedRun(model).step({"a": TOKENS})["a"]
+    torch.testing.assert_close(found, logits(path, "dense"), atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("weights", ["packed", "dense"])

@@ -296,6 +296,7 @@ def test_gguf_llama(tmp_path: Path) -> None:
         tie_word_embeddings=True,
         bos_token_id=1,
         eos_token_ids=(2,),
+        dtype="Q8_0",
     )
 
 

@@ -1,16 +1,21 @@
-"""repack: a GGUF matrix in the kernels' layout is the matrix that `load` decodes, chunk by chunk and row by row."""
+"""read_matrix: a matrix in the kernels' layout is the one that `load` gives, chunk by chunk and row by row."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
+from fathom.errors import CheckpointError
+from fathom.quant.float_weight import FloatWeight
 from fathom.quant.ggml_types import GGMLType
 from fathom.quant.packed import PackedWeight
 from fathom.weights import repack as repack_module
-from fathom.weights.checkpoint import GGUFCheckpoint
-from fathom.weights.repack import repack
+from fathom.weights.checkpoint import Checkpoint, GGUFCheckpoint, SafetensorsCheckpoint
+from fathom.weights.repack import Quantization, read_matrix
 from tests.weights.ggml_blocks import random_blocks
 from tests.weights.gguf_files import SHAPE, write_gguf
 
@@ -33,14 +38,56 @@ def test_the_matrix_is_the_decoded_one(
 ) -> None:
     monkeypatch.setattr(repack_module, "CHUNK", chunk)
     order = np.random.default_rng(1).permutation(ROWS) if shuffled else None
-    weight = repack(checkpoint, name, order)
+    weight = read_matrix(checkpoint, name, order, None)
     assert isinstance(weight, PackedWeight)
     assert weight.quants.shape[0] == 5
     expected = checkpoint.load(name)
     assert torch.equal(weight.dense(), expected if order is None else expected[torch.from_numpy(order)])
 
 
-def test_a_plain_matrix_stays_plain(checkpoint: GGUFCheckpoint) -> None:
+@pytest.mark.parametrize("chunk", [1, 40 * 64, 1 << 30], ids=["panel by panel", "some panels", "whole"])
+def test_a_matrix_of_floats_keeps_them(checkpoint: GGUFCheckpoint, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repack_module, "CHUNK", chunk)
     order = np.arange(ROWS)[::-1].copy()
-    assert torch.equal(repack(checkpoint, "plain", None), checkpoint.load("plain"))
-    assert torch.equal(repack(checkpoint, "plain", order), checkpoint.load("plain").flip(0))
+    expected = checkpoint.load("plain")
+    weight = read_matrix(checkpoint, "plain", None, None)
+    assert isinstance(weight, FloatWeight)
+    assert weight.values.dtype == torch.float32
+    assert torch.equal(weight.dense(), expected)
+    assert torch.equal(read_matrix(checkpoint, "plain", order, None).dense(), expected.flip(0))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("quantization", [None, "int8", "int4", "fp16"])
+def test_safetensors(tmp_path: Path, dtype: torch.dtype, quantization: Quantization | None) -> None:
+    matrix = torch.randn(ROWS, 64, generator=torch.Generator().manual_seed(0)).to(dtype)
+    save_file({"a": matrix, "b": matrix[:, :40].clone()}, tmp_path / "model.safetensors")
+    checkpoint = SafetensorsCheckpoint(tmp_path)
+    weight = read_matrix(checkpoint, "a", None, quantization)
+    if quantization in ("int8", "int4"):
+        assert isinstance(weight, PackedWeight)
+        limit = 0.006 if quantization == "int8" else 0.08
+        assert 0 < (weight.dense() - matrix.float()).norm() / matrix.float().norm() < limit
+        with pytest.raises(CheckpointError, match=r"b has 40 columns; .* Use quantization=fp16"):
+            read_matrix(checkpoint, "b", None, quantization)
+    else:
+        assert isinstance(weight, FloatWeight)
+        assert weight.values.dtype == (torch.float16 if quantization else dtype)
+        assert torch.equal(weight.dense(), (matrix.half() if quantization else matrix).float())
+
+
+def test_what_float16_cannot_hold_is_refused(tmp_path: Path) -> None:
+    save_file({"a": torch.full((16, 32), 1e5)}, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match="a has numbers that float16 cannot hold"):
+        read_matrix(SafetensorsCheckpoint(tmp_path), "a", None, "fp16")
+
+
+@pytest.mark.parametrize("kind", ["gguf", "safetensors"])
+def test_what_was_released_can_be_read_again(checkpoint: GGUFCheckpoint, tmp_path: Path, kind: str) -> None:
+    opened: Checkpoint = checkpoint
+    if kind == "safetensors":
+        save_file({"plain": torch.randn(4096, 64)}, tmp_path / "model.safetensors")
+        opened = SafetensorsCheckpoint(tmp_path)
+    before = opened.load("plain").clone()
+    opened.release("plain")
+    assert torch.equal(opened.load("plain"), before)

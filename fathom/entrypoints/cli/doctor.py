@@ -91,7 +91,7 @@ def _choices(name: str, hardware: Hardware) -> list[tuple[str, str]]:
     try:
         model = resolve_model(name)
         model_config = load_model_config(model)
-        _, reasons = resolve(EngineConfig.from_options(model=name), model_config, model.format, hardware)
+        _, reasons = resolve(EngineConfig.from_options(model=name), model_config, hardware)
     except ClientError as error:
         return [("error", str(error))]
     rows = [("architecture", f"{model_config.architecture}, {model_config.num_layers} layers")]

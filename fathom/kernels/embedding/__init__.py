@@ -2,8 +2,8 @@
 
 embedding(row_ids, matrix, factor=1.0)
     row_ids  [n] int64, each below the matrix's number of rows
-    matrix   [rows, columns], dense or a PackedWeight
-    ->       [n, columns], the rows times the factor; float32 from a PackedWeight, else of the matrix's dtype
+    matrix   [rows, columns], dense, a PackedWeight or a FloatWeight
+    ->       [n, columns], the rows times the factor; of a dense matrix's dtype, else float32
 """
 
 from __future__ import annotations
@@ -11,11 +11,17 @@ from __future__ import annotations
 import torch
 
 from fathom.kernels.embedding import cpu, ref
-from fathom.kernels.native import serves
+from fathom.kernels.native import serves, serves_device
+from fathom.quant.float_weight import FloatWeight
 from fathom.quant.packed import PackedWeight
 
+Table = torch.Tensor | PackedWeight | FloatWeight
 
-def embedding(row_ids: torch.Tensor, matrix: torch.Tensor | PackedWeight, factor: float = 1.0) -> torch.Tensor:
+
+def embedding(row_ids: torch.Tensor, matrix: Table, factor: float = 1.0) -> torch.Tensor:
     """See the package's docstring for shapes and rules."""
-    numbers = matrix.scales if isinstance(matrix, PackedWeight) else matrix
-    return (cpu if serves(numbers) else ref).embedding(row_ids, matrix, factor)
+    if isinstance(matrix, FloatWeight):
+        served = serves_device(matrix.values.device)
+    else:
+        served = serves(matrix.scales if isinstance(matrix, PackedWeight) else matrix)
+    return (cpu if served else ref).embedding(row_ids, matrix, factor)

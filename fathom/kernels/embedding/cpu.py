@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from fathom.kernels.native import cpu
+from fathom.kernels.native import TYPE_NUMBERS, cpu
+from fathom.quant.float_weight import FloatWeight
 from fathom.quant.packed import PackedWeight
 
 
-def embedding(row_ids: torch.Tensor, matrix: torch.Tensor | PackedWeight, factor: float = 1.0) -> torch.Tensor:
+def embedding(
+    row_ids: torch.Tensor, matrix: torch.Tensor | PackedWeight | FloatWeight, factor: float = 1.0
+) -> torch.Tensor:
     """See the package's docstring for shapes and rules."""
     row_ids = row_ids.contiguous()
     if isinstance(matrix, PackedWeight):
@@ -23,6 +26,18 @@ def embedding(row_ids: torch.Tensor, matrix: torch.Tensor | PackedWeight, factor
             matrix.columns,
             matrix.bits,
             matrix.group,
+            factor,
+        )
+        return output
+    if isinstance(matrix, FloatWeight):
+        output = torch.empty(len(row_ids), matrix.columns)
+        cpu.float_rows(
+            output.data_ptr(),
+            row_ids.data_ptr(),
+            matrix.values.data_ptr(),
+            len(row_ids),
+            matrix.columns,
+            TYPE_NUMBERS[matrix.values.dtype],
             factor,
         )
         return output

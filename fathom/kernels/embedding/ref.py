@@ -5,10 +5,13 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from fathom.quant.float_weight import FloatWeight
 from fathom.quant.packed import PackedWeight
 
 
-def embedding(row_ids: torch.Tensor, matrix: torch.Tensor | PackedWeight, factor: float = 1.0) -> torch.Tensor:
+def embedding(
+    row_ids: torch.Tensor, matrix: torch.Tensor | PackedWeight | FloatWeight, factor: float = 1.0
+) -> torch.Tensor:
     """See the package's docstring for shapes and rules."""
-    rows = matrix.unpack_rows(row_ids) if isinstance(matrix, PackedWeight) else F.embedding(row_ids, matrix)
+    rows = F.embedding(row_ids, matrix) if isinstance(matrix, torch.Tensor) else matrix.unpack_rows(row_ids)
     return rows if factor == 1.0 else rows * factor

@@ -12,6 +12,9 @@ group's largest magnitude / 127. Within a group the sum of products is one of in
     out = sum over groups, first to last, of step * (scale * dot(weight integers, activation integers)
                                                      + minimum * sum(activation integers))
 
+decoded_matmul(x, weight, bias=None, out=None) is the same product free of that rounding: x as it is, with the weights
+decoded to float32. It is there to tell the two errors of a quantised model apart, and slower.
+
 A row of the result has the same bits whatever other rows of x there are.
 """
 
@@ -23,7 +26,7 @@ from fathom.kernels import native
 from fathom.kernels.quant_matmul import cpu, ref
 from fathom.quant.packed import PackedWeight
 
-__all__ = ["quant_matmul"]
+__all__ = ["decoded_matmul", "quant_matmul"]
 
 
 def quant_matmul(
@@ -32,3 +35,11 @@ def quant_matmul(
     """See the package's docstring for shapes and rules."""
     chosen = cpu if native.serves(x) else ref
     return chosen.quant_matmul(x, weight, bias, out)
+
+
+def decoded_matmul(
+    x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None = None, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """See the package's docstring for shapes and rules."""
+    chosen = cpu if native.serves(x) else ref
+    return chosen.decoded_matmul(x, weight, bias, out)

@@ -6,6 +6,7 @@ The integer sums are computed in float32, which holds them exactly: 32 products 
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 
 from fathom.quant.packed import PackedWeight
 
@@ -31,6 +32,14 @@ def quant_matmul(
         total += bias
     total = total.view(*x.shape[:-1], weight.rows)
     return total if out is None else out.copy_(total)
+
+
+def decoded_matmul(
+    x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None = None, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """See the package's docstring for shapes and rules."""
+    product = F.linear(x, weight.dense(), bias)
+    return product if out is None else out.copy_(product)
 
 
 def _quantize(groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

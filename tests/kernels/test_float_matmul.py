@@ -1,0 +1,107 @@
+"""Products with matrices of floats, and rows of them: every level against float64, and a row's bits against everything
+that must not change them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from fathom.kernels.embedding import embedding
+from fathom.kernels.float_matmul import float_matmul, ref
+from fathom.kernels.native import cpu
+from fathom.kernels.quant_matmul import decoded_matmul
+from fathom.kernels.quant_matmul import ref as quant_ref
+from fathom.quant.float_weight import DTYPES, FloatWeight, empty_float_weight, put_rows
+from tests.kernels.test_quant_matmul import FORMATS, assert_close, make_weight, randn
+
+LEVELS = [] if cpu is None else cpu.levels()
+SHAPES = [(1, 1, 1), (2, 16, 64), (3, 37, 96), (6, 40, 255), (7, 33, 256), (9, 48, 257), (17, 100, 576), (100, 50, 600)]
+
+pytestmark = pytest.mark.skipif(cpu is None, reason="the native kernels are not built")
+
+
+def make_matrix(rows: int, columns: int, dtype: torch.dtype) -> tuple[torch.Tensor, FloatWeight]:
+    """A matrix [rows, columns], and the same in panels."""
+    matrix = randn(rows, columns).to(dtype)
+    weight = empty_float_weight(rows, columns, dtype)
+    put_rows(weight, 0, matrix)
+    return matrix, weight
+
+
+@pytest.fixture(params=LEVELS)
+def level(request: pytest.FixtureRequest) -> Iterator[str]:
+    before = cpu.level(), cpu.num_threads()
+    cpu.use_level(request.param)
+    yield request.param
+    cpu.use_level(before[0])
+    cpu.set_num_threads(before[1])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("tokens", "rows", "columns"), SHAPES)
+def test_product(level: str, dtype: torch.dtype, tokens: int, rows: int, columns: int) -> None:
+    (matrix, weight), x, bias = make_matrix(rows, columns, dtype), randn(tokens, columns), randn(rows)
+    expected = x.double() @ matrix.double().T
+    assert_close(float_matmul(x, weight).double(), expected, 1e-5)
+    assert_close(float_matmul(x, weight, bias).double(), expected + bias, 1e-5)
+    assert_close(ref.float_matmul(x, weight, bias).double(), expected + bias, 1e-5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_row_is_the_same_whatever_is_beside_it(level: str, dtype: torch.dtype) -> None:
+    (_, weight), x, bias = make_matrix(150, 600, dtype), randn(120, 600), randn(150)
+    cpu.set_num_threads(1)
+    alone = torch.cat([float_matmul(row, weight, bias) for row in x.split(1)])
+    for num_threads in (1, 2, 3):
+        cpu.set_num_threads(num_threads)
+        for count in (*range(1, 20), 95, 96, 97, 120):
+            assert torch.equal(float_matmul(x[-count:], weight, bias), alone[-count:])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_every_number_of_16_bits_is_widened_exactly(level: str, dtype: torch.dtype) -> None:
+    """Subnormal numbers too, by way of a product with 1 and of an embedding's lookup; what is not finite stays so."""
+    numbers = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(dtype)
+    matrix = numbers.view(-1, 1)
+    weight = empty_float_weight(2**16, 1, dtype)
+    put_rows(weight, 0, matrix)
+    for found in (float_matmul(torch.ones(1, 1), weight)[0], embedding(torch.arange(2**16), weight).flatten()):
+        finite = numbers.isfinite()
+        assert torch.equal(found[finite], numbers[finite].float())
+        assert torch.equal(found.isnan(), numbers.isnan())
+        assert torch.equal(found.isinf(), numbers.isinf())
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("columns", [1, 40, 64])
+def test_rows_by_number(level: str, dtype: torch.dtype, columns: int) -> None:
+    matrix, weight = make_matrix(37, columns, dtype)
+    ids = torch.tensor([0, 36, 5, 16, 15, 5])
+    assert torch.equal(embedding(ids, weight), matrix[ids].float())
+    assert torch.equal(embedding(ids, weight, 3.0), matrix[ids].float() * 3.0)
+    assert torch.equal(weight.unpack_rows(ids), matrix[ids].float())
+    assert torch.equal(weight.dense(), matrix.float())
+
+
+def test_rows_of_the_output_may_lie_apart(level: str) -> None:
+    weights = [make_matrix(rows, 64, torch.bfloat16)[1] for rows in (17, 5)]
+    x, output = randn(20, 64), torch.full((20, 30), 7.0)
+    for weight, out in zip(weights, output[:, :22].split([17, 5], dim=1), strict=True):
+        assert float_matmul(x, weight, out=out) is out
+    assert torch.equal(output[:, :22], torch.cat([float_matmul(x, weight) for weight in weights], dim=1))
+    assert (output[:, 22:] == 7).all()
+
+
+@pytest.mark.parametrize(("bits", "group", "with_minimums"), FORMATS)
+@pytest.mark.parametrize(("tokens", "rows", "columns"), [(1, 1, 32), (3, 37, 96), (17, 100, 576)])
+def test_packed_weights_with_activations_as_they_are(
+    level: str, bits: int, group: int, with_minimums: bool, tokens: int, rows: int, columns: int
+) -> None:
+    weight, x, bias = make_weight(rows, columns, bits, group, with_minimums), randn(tokens, columns), randn(rows)
+    expected = x.double() @ weight.dense().double().T + bias
+    assert_close(decoded_matmul(x, weight, bias).double(), expected, 1e-5)
+    assert_close(quant_ref.decoded_matmul(x, weight, bias).double(), expected, 1e-5)
+    alone = torch.cat([decoded_matmul(row, weight, bias) for row in x.split(1)])
+    assert torch.equal(decoded_matmul(x, weight, bias), alone)
