@@ -66,6 +66,9 @@ class CacheOptions:
     """The paged KV cache."""
 
     block_size: int = option(16, "Tokens in one KV block.")
+    kv_cache_dtype: Literal["auto", "float32", "float16", "bfloat16", "int8"] = option(
+        "auto", "Type of keys and values in the KV cache; auto: dtype, or float16 beside packed weights."
+    )
     kv_cache_memory_bytes: int | None = option(None, "Bytes for the KV cache; default: sized to the machine.")
     gpu_memory_utilization: float = option(0.9, "CUDA: share of the device's memory that the engine may use.")
     enable_prefix_caching: bool = option(True, "Reuse the KV blocks of prompts with a common beginning.")

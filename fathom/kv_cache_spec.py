@@ -7,24 +7,48 @@ of ``layers_per_group`` tensors and never belongs to two groups at once:
     tensor 0   [block 0 | block 1 | block 2 | ...]     group 0 layer 0, group 1 layer 0, ...
     tensor 1   [block 0 | block 1 | block 2 | ...]     group 0 layer 1, group 1 layer 1, ...
                 null      group 0   group 1
+
+A page is one run of bytes, so that what an int8 number is multiplied by lies beside it:
+
+    [ scales of keys, of values (int8 only) | keys of head 0, head 1, ... | values of head 0, head 1, ... ]
+
+A head's keys are [head_dim, block_size], its values [block_size, head_dim]: both as their product reads them.
 """
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
+
+KVDtype = Literal["float32", "float16", "bfloat16", "int8"]
+
+NUMBER_BYTES: dict[KVDtype, int] = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
+SCALE_BYTES = 4  # of each token's key and each value, per head
+PAGE_ALIGNMENT = 64  # a cache line
 
 
 class LayerKVSpec(msgspec.Struct, frozen=True):
-    """What one attention layer stores: per token 2 x num_kv_heads x head_dim elements; window in tokens or None."""
+    """What one attention layer stores: 2 x num_kv_heads x head_dim numbers a token; window in tokens or None."""
 
     num_kv_heads: int
     head_dim: int
-    dtype_bytes: int
+    dtype: KVDtype
     window: int | None = None
 
     @property
+    def is_scaled(self) -> bool:
+        """Whether each token's head has a scale for its key and one for its value."""
+        return self.dtype == "int8"
+
+    @property
     def bytes_per_token(self) -> int:
-        return 2 * self.num_kv_heads * self.head_dim * self.dtype_bytes
+        scale_bytes = SCALE_BYTES if self.is_scaled else 0
+        return 2 * self.num_kv_heads * (self.head_dim * NUMBER_BYTES[self.dtype] + scale_bytes)
+
+    def page_bytes(self, block_size: int) -> int:
+        """Bytes of a block, rounded up so that every page is aligned."""
+        return -(-block_size * self.bytes_per_token // PAGE_ALIGNMENT) * PAGE_ALIGNMENT
 
 
 class KVCacheGroup(msgspec.Struct, frozen=True):

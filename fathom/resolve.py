@@ -26,10 +26,12 @@ def resolve(config: EngineConfig, model: ModelConfig, hardware: Hardware) -> tup
     max_num_seqs, budget = _step_limits(config, max_model_len, reasons)
     threads = _num_threads(config, hardware, reasons)
     weights = _weights(config, model, device, hardware, reasons)
+    dtype = _dtype(config, model, device, reasons)
     resolved = config.replace(
         device=device,
         weights=weights,
-        dtype=_dtype(config, model, device, reasons),
+        dtype=dtype,
+        kv_cache_dtype=_kv_cache_dtype(config, weights, dtype, reasons),
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=budget,
@@ -120,6 +122,16 @@ def _dtype(config: EngineConfig, model: ModelConfig, device: str, reasons: list[
         return "float32"
     dtype = model.dtype if model.dtype in ("float16", "bfloat16") else "bfloat16"
     reasons.append(f"dtype={dtype}: the checkpoint is {model.dtype}")
+    return dtype
+
+
+def _kv_cache_dtype(config: EngineConfig, weights: str, dtype: str, reasons: list[str]) -> str:
+    if config.cache.kv_cache_dtype != "auto":
+        return config.cache.kv_cache_dtype
+    if weights == "packed" and config.model.dtype == "auto":
+        reasons.append("kv_cache_dtype=float16: rounds less than packed weights do, and is half the bytes to read")
+        return "float16"
+    reasons.append(f"kv_cache_dtype={dtype}: the same as dtype")
     return dtype
 
 

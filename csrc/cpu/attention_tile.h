@@ -24,17 +24,55 @@ struct Matrix {
   T* row(int64_t index) const { return data + index * stride; }
 };
 
-template <int kRows, int kVectors>
-inline void multiply_block(Matrix<float> c, Matrix<const float> a, Matrix<const float> b, int64_t depth) {
+// Columns of a product: load_at(k, v) is vector v of row k. fetch_ahead(k, v) has the processor fetch what lies there in
+// the tile that comes next, so that memory is read while products are computed.
+
+constexpr int64_t kLine = 64;
+
+template <typename Number>
+inline bool starts_line(int64_t index) {
+  return index * sizeof(Number) % kLine == 0;
+}
+
+// A tile's keys of one KV head: a row for each dimension, a column for each key.
+template <typename Number>
+struct KeyColumns {
+  const Number* const* vectors;
+  const Number* const* next_vectors;
+  int64_t stride;
+  Vector load_at(int64_t k, int64_t v) const { return load(vectors[v] + k * stride); }
+  void fetch_ahead(int64_t k, int64_t first, int count) const {
+    if (starts_line<Number>(k * stride))
+      for (int v = 0; v < count; ++v) __builtin_prefetch(next_vectors[first + v] + k * stride);
+  }
+};
+
+// A tile's values of one KV head: a row for each key, a column for each dimension.
+template <typename Number>
+struct ValueColumns {
+  const Number* const* rows;
+  const Number* const* next_rows;
+  Vector load_at(int64_t k, int64_t v) const { return load(rows[k] + v * kLanes); }
+  void fetch_ahead(int64_t k, int64_t first, int count) const {
+#pragma GCC unroll 8
+    for (int v = 0; v < count; ++v)
+      if (starts_line<Number>(v * kLanes)) __builtin_prefetch(next_rows[k] + (first + v) * kLanes);
+  }
+};
+
+template <int kRows, int kVectors, typename Columns>
+inline void multiply_block(Matrix<float> c, Matrix<const float> a, const Columns& b, int64_t first_vector,
+                           int64_t depth) {
   Vector sums[kRows][kVectors];
 #pragma GCC unroll 8
   for (int row = 0; row < kRows; ++row)
 #pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) sums[row][v] = load(c.row(row) + v * kLanes);
+    for (int v = 0; v < kVectors; ++v) sums[row][v] = load(c.row(row) + (first_vector + v) * kLanes);
   for (int64_t k = 0; k < depth; ++k) {
     Vector columns[kVectors];
 #pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) columns[v] = load(b.row(k) + v * kLanes);
+    for (int v = 0; v < kVectors; ++v) columns[v] = b.load_at(k, first_vector + v);
+    b.fetch_ahead(k, first_vector, kVectors);
 #pragma GCC unroll 8
     for (int row = 0; row < kRows; ++row) {
       const Vector factor = broadcast(a.row(row)[k]);
@@ -45,81 +83,50 @@ inline void multiply_block(Matrix<float> c, Matrix<const float> a, Matrix<const 
 #pragma GCC unroll 8
   for (int row = 0; row < kRows; ++row)
 #pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) store(c.row(row) + v * kLanes, sums[row][v]);
+    for (int v = 0; v < kVectors; ++v) store(c.row(row) + (first_vector + v) * kLanes, sums[row][v]);
 }
 
-template <int kRows, int kVectors = vectors_at_once(kRows)>
-inline void multiply_rows(Matrix<float> c, Matrix<const float> a, Matrix<const float> b, int64_t depth,
-                          int64_t num_vectors) {
-  for (; num_vectors >= kVectors; num_vectors -= kVectors) {
-    multiply_block<kRows, kVectors>(c, a, b, depth);
-    c.data += kVectors * kLanes;
-    b.data += kVectors * kLanes;
-  }
+template <int kRows, int kVectors = vectors_at_once(kRows), typename Columns>
+inline void multiply_rows(Matrix<float> c, Matrix<const float> a, const Columns& b, int64_t depth,
+                          int64_t first_vector, int64_t num_vectors) {
+  for (; first_vector + kVectors <= num_vectors; first_vector += kVectors)
+    multiply_block<kRows, kVectors>(c, a, b, first_vector, depth);
   if constexpr (kVectors > 1)
-    if (num_vectors > 0) multiply_rows<kRows, kVectors / 2>(c, a, b, depth, num_vectors);
+    if (first_vector < num_vectors) multiply_rows<kRows, kVectors / 2>(c, a, b, depth, first_vector, num_vectors);
 }
 
-// c[rows][num_vectors * kLanes] += a[rows][depth] * b[depth][...], for at most kMaxRows rows.
-inline void multiply(int64_t rows, Matrix<float> c, Matrix<const float> a, Matrix<const float> b, int64_t depth,
-                     int64_t num_vectors) {
+// c[rows][...] += a[rows][depth] * b[depth][...] for columns of the vectors first_vector ... num_vectors - 1, and at
+// most kMaxRows rows.
+template <typename Columns>
+inline void multiply(int64_t rows, Matrix<float> c, Matrix<const float> a, const Columns& b, int64_t depth,
+                     int64_t first_vector, int64_t num_vectors) {
   switch (rows) {
-    case 1: return multiply_rows<1>(c, a, b, depth, num_vectors);
-    case 2: return multiply_rows<2>(c, a, b, depth, num_vectors);
-    case 3: return multiply_rows<3>(c, a, b, depth, num_vectors);
-    case 4: return multiply_rows<4>(c, a, b, depth, num_vectors);
-    case 5: return multiply_rows<5>(c, a, b, depth, num_vectors);
-    case 6: return multiply_rows<6>(c, a, b, depth, num_vectors);
+    case 1: return multiply_rows<1>(c, a, b, depth, first_vector, num_vectors);
+    case 2: return multiply_rows<2>(c, a, b, depth, first_vector, num_vectors);
+    case 3: return multiply_rows<3>(c, a, b, depth, first_vector, num_vectors);
+    case 4: return multiply_rows<4>(c, a, b, depth, first_vector, num_vectors);
+    case 5: return multiply_rows<5>(c, a, b, depth, first_vector, num_vectors);
+    case 6: return multiply_rows<6>(c, a, b, depth, first_vector, num_vectors);
   }
 }
 
-// The keys of a tile, transposed to [dim][kTile], and its values, [kTile][dim], dim rounded up to whole vectors.
+// One KV head of a tile. Numbers of 8 bits have a scale for each key and one for each value.
+template <typename Number, bool kIsScaled>
 struct Tile {
-  Matrix<float> keys, values;
+  const Number* key_vectors[kTileVectors];  // where the first dimension of each vector of keys is
+  int64_t key_stride;                       // from a dimension to the next
+  const Number* values[kTile];              // where the first dimension of each value is
+  const float* key_scales[kIsScaled ? kTileVectors : 1];  // where those of each vector of keys are
+  const float* value_scales[kIsScaled ? kTileVectors : 1];
 };
 
-// Where a tile's tokens lie in the caches: the first number of each, of which there are `size`.
-struct TileRows {
-  const float* keys[kTile];
-  const float* values[kTile];
-  int64_t count;
-
-  // Reads one number of every cache line, in the order of addresses: the processor's prefetcher follows such a sweep
-  // far better than the reads of one KV head at a time, and runs ahead of it at the memory's full speed.
-  void sweep(int64_t size) const {
-    constexpr int64_t kLine = 64 / sizeof(float);
-    for (const auto& rows : {keys, values})
-      for (int64_t key = 0; key < count; ++key)
-        for (int64_t i = 0; i < size; i += kLine) {
-          const volatile float* line = rows[key] + i;
-          static_cast<void>(*line);
-        }
-  }
-};
-
-inline void copy_row(float* to, const float* from, int64_t size) {
-  int64_t i = 0;
-  for (; i + kLanes <= size; i += kLanes) store(to + i, load(from + i));
-  if (i < size) store(to + i, load_first(from + i, size - i));
-}
-
-// Copies one KV head of a tile from the caches, and completes it with zeros to whole vectors of keys.
-inline void pack_tile(const Tile& tile, const TileRows& rows, int64_t kv_head, int64_t dim) {
-  for (int64_t first = 0; first < rows.count; first += kLanes) {
-    const int64_t count = std::min<int64_t>(kLanes, rows.count - first);
-    // The keys wait in the values' place for their transposition, so that the caches are read row by row.
-    const Matrix<float> staged = {tile.values.row(first), tile.values.stride};
-    for (int64_t key = 0; key < count; ++key) copy_row(staged.row(key), rows.keys[first + key] + kv_head * dim, dim);
-    for (int64_t d = 0; d < dim; d += kLanes) {
-      Vector square[kLanes];
-#pragma GCC unroll 16
-      for (int lane = 0; lane < kLanes; ++lane) square[lane] = lane < count ? load(staged.row(lane) + d) : Vector{};
-      transpose(square);
-#pragma GCC unroll 16
-      for (int lane = 0; lane < kLanes; ++lane) store(tile.keys.row(d + lane) + first, square[lane]);
-    }
-    for (int64_t key = 0; key < count; ++key) copy_row(staged.row(key), rows.values[first + key] + kv_head * dim, dim);
-  }
+// Reads `count` numbers as one vector whose other lanes may be anything.
+template <typename Stored>
+inline Vector load_some(const Stored* from, int64_t count) {
+  if (count >= kLanes) return load(from);
+  Stored lanes[kLanes] = {};
+  std::copy_n(from, count, lanes);
+  return load(lanes);
 }
 
 // The attention of a query row so far, an online softmax: the sum of weight * value, [padded_dim], then the sum of
@@ -164,14 +171,18 @@ struct State {
   }
 };
 
-// Turns a row of scores into weights, of which those outside [first, end) are 0, and brings `state` to the new scale.
-inline void weigh(float* scores, int64_t num_vectors, int64_t first, int64_t end, float softcap, const State& state) {
+// Turns a row of products of query and key into weights, of which those outside [first, end) are 0, and brings `state`
+// to the new scale. The weights come out multiplied by the values' scales.
+template <typename Number, bool kIsScaled>
+inline void weigh(float* scores, const Tile<Number, kIsScaled>& tile, int64_t num_vectors, int64_t first, int64_t end,
+                  float softcap, const State& state) {
   const Vector nothing = broadcast(-std::numeric_limits<float>::infinity());
   const bool all_visible = first <= 0 && end >= num_vectors * kLanes;
   const IntVector lanes = lane_numbers(Lanes());
   Vector largest = nothing;
   for (int64_t v = 0; v < num_vectors; ++v) {
     Vector score = load(scores + v * kLanes);
+    if constexpr (kIsScaled) score *= load(tile.key_scales[v]);
     if (softcap > 0) score = softcap * tanh(score / softcap);
     if (!all_visible) {
       const IntVector key = lanes + static_cast<int32_t>(v * kLanes);
@@ -190,8 +201,9 @@ inline void weigh(float* scores, int64_t num_vectors, int64_t first, int64_t end
   Vector sums = load(state.weight_sums());
   for (int64_t v = 0; v < num_vectors; ++v) {
     const Vector weight = exp(load(scores + v * kLanes) - largest);
-    store(scores + v * kLanes, weight);
     sums += weight;
+    if constexpr (kIsScaled) store(scores + v * kLanes, weight * load(tile.value_scales[v]));
+    else store(scores + v * kLanes, weight);
   }
   store(state.weight_sums(), sums);
 }

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <functional>
 #include <limits>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -28,18 +29,20 @@ namespace FATHOM_LEVEL {
 
 #include "simd.h"
 // clang-format off: simd.h comes first
+#include "scratch.h"
+#include "number_formats.h"
+#include "kv_page.h"
 #include "attention_tile.h"
 #include "attention.h"
 #include "dot.h"
-#include "kv_write.h"
 #include "norm.h"
+#include "rotate_and_store.h"
 #include "activation.h"
 #include "embedding.h"
 #include "quantise.h"
 #include "quant_matmul.h"
 #include "float_matmul.h"
 #include "quantise_weights.h"
-#include "rotary.h"
 #include "penalties.h"
 #include "row_scan.h"
 #include "softmax_weights.h"
@@ -54,10 +57,9 @@ const Kernels FATHOM_JOIN(kernels_, FATHOM_LEVEL) = {
     .name = FATHOM_TEXT(FATHOM_LEVEL),
     .rms_norm = FATHOM_LEVEL::rms_norm,
     .add_rms_norm = FATHOM_LEVEL::add_rms_norm,
-    .apply_rotary = FATHOM_LEVEL::apply_rotary,
     .silu_and_mul = FATHOM_LEVEL::activate_and_mul<FATHOM_LEVEL::Silu>,
     .gelu_tanh_and_mul = FATHOM_LEVEL::activate_and_mul<FATHOM_LEVEL::GeluTanh>,
-    .write_kv = FATHOM_LEVEL::write_kv,
+    .rotate_and_store = FATHOM_LEVEL::rotate_and_store,
     .paged_attention = FATHOM_LEVEL::paged_attention,
     .gather_rows = FATHOM_LEVEL::gather_rows,
     .unpack_rows = FATHOM_LEVEL::unpack_rows,

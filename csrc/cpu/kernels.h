@@ -8,19 +8,44 @@
 
 namespace fathom {
 
+enum class KVFormat : int64_t { kFloat32, kFloat16, kBFloat16, kInt8 };
+
+// A layer's pages, one for each block, page_bytes apart; kv_page.h has the order of the numbers in one.
+struct KVCache {
+  uint8_t* keys;    // block 0's
+  uint8_t* values;  // block 0's
+  uint8_t* scales;  // block 0's [2, num_kv_heads, block_size] floats, of keys and of values; null: the format has none
+  int64_t page_bytes;
+  int64_t block_size, num_kv_heads, head_dim;
+  KVFormat format;
+};
+
 struct AttentionArgs {
-  float* output;             // [num_tokens, num_heads, head_dim]
-  const float* query;        // [num_tokens, num_heads, head_dim], tokens query_stride apart
-  const float* key_cache;    // [num_blocks, block_size, num_kv_heads, head_dim]
-  const float* value_cache;  // the same
+  float* output;                   // [num_tokens, num_heads, head_dim]
+  const float* query;              // [num_tokens, num_heads, head_dim], tokens query_stride apart
+  KVCache cache;
   const int32_t* block_table;      // [num_requests, ...], rows block_table_stride apart
   const int32_t* query_start_loc;  // [num_requests + 1]
   const int32_t* seq_lens;         // [num_requests]
   int64_t query_stride, block_table_stride;
-  int64_t num_requests, block_size, num_heads, num_kv_heads, head_dim;
+  int64_t num_requests, num_heads;
   float scale;
   int64_t window;  // 0: none
   float softcap;   // 0: none
+};
+
+struct RotateAndStoreArgs {
+  float* query;              // [num_tokens, num_heads, head_dim]
+  const float* qkv;          // [num_tokens, num_heads + 2 * num_kv_heads, head_dim], tokens qkv_stride apart
+  const int64_t* positions;  // [num_tokens]
+  const int64_t* slots;      // [num_tokens], block * block_size + offset
+  const float* cos;          // [..., head_dim / 2], a row for each position
+  const float* sin;          // the same
+  const float* query_norm;   // [head_dim]; null: none
+  const float* key_norm;     // the same
+  float epsilon;
+  int64_t num_tokens, qkv_stride, num_heads;
+  KVCache cache;
 };
 
 // A product with a packed weight [rows, columns]; fathom/quant/packed.py has the layout.
@@ -106,15 +131,11 @@ struct Kernels {
   // sum = input + residual; output = rms_norm(sum).
   void (*add_rms_norm)(float* output, float* sum, const float* input, const float* residual, const float* weight,
                        int64_t rows, int64_t size, float epsilon);
-  // cos, sin [num_tokens, head_dim / 2].
-  void (*apply_rotary)(float* output, const float* input, const float* cos, const float* sin, int64_t num_tokens,
-                       int64_t num_heads, int64_t head_dim, int64_t input_stride);
   // gate_up [rows, 2 * size].
   void (*silu_and_mul)(float* output, const float* gate_up, int64_t rows, int64_t size);
   void (*gelu_tanh_and_mul)(float* output, const float* gate_up, int64_t rows, int64_t size);
-  // size: numbers of a token, num_kv_heads * head_dim; strides are from token to token.
-  void (*write_kv)(float* key_cache, float* value_cache, const float* key, const float* value, const int64_t* slots,
-                   int64_t num_tokens, int64_t size, int64_t key_stride, int64_t value_stride);
+  // Normalises and rotates queries and keys, and stores keys and values in the cache.
+  void (*rotate_and_store)(const RotateAndStoreArgs& args);
   void (*paged_attention)(const AttentionArgs& args);
   // output[i] = table[row_ids[i]] * factor, table [..., columns].
   void (*gather_rows)(float* output, const float* table, const int64_t* row_ids, int64_t num_rows, int64_t columns,

@@ -11,8 +11,9 @@
 
 namespace nb = nanobind;
 using namespace nb::literals;
-using fathom::AttentionArgs;
 using fathom::FloatArgs;
+using fathom::KVCache;
+using fathom::KVFormat;
 using fathom::PackedArgs;
 
 namespace {
@@ -50,12 +51,6 @@ void add_rms_norm(Address output, Address sum, Address input, Address residual, 
                                  at<float>(weight), rows, size, epsilon);
 }
 
-void apply_rotary(Address output, Address input, Address cos, Address sin, int64_t num_tokens, int64_t num_heads,
-                  int64_t head_dim, int64_t input_stride) {
-  fathom::kernels().apply_rotary(at<float>(output), at<float>(input), at<float>(cos), at<float>(sin), num_tokens,
-                                 num_heads, head_dim, input_stride);
-}
-
 void silu_and_mul(Address output, Address gate_up, int64_t rows, int64_t size) {
   fathom::kernels().silu_and_mul(at<float>(output), at<float>(gate_up), rows, size);
 }
@@ -64,20 +59,32 @@ void gelu_tanh_and_mul(Address output, Address gate_up, int64_t rows, int64_t si
   fathom::kernels().gelu_tanh_and_mul(at<float>(output), at<float>(gate_up), rows, size);
 }
 
-void write_kv(Address key_cache, Address value_cache, Address key, Address value, Address slots, int64_t num_tokens,
-              int64_t size, int64_t key_stride, int64_t value_stride) {
-  fathom::kernels().write_kv(at<float>(key_cache), at<float>(value_cache), at<float>(key), at<float>(value),
-                             at<int64_t>(slots), num_tokens, size, key_stride, value_stride);
+KVCache kv_cache(Address keys, Address values, Address scales, int64_t page_bytes, int64_t block_size,
+                 int64_t num_kv_heads, int64_t head_dim, int64_t format) {
+  return {at<uint8_t>(keys), at<uint8_t>(values), at<uint8_t>(scales),         page_bytes,
+          block_size,        num_kv_heads,        head_dim, static_cast<KVFormat>(format)};
 }
 
-void paged_attention(Address output, Address query, Address key_cache, Address value_cache, Address block_table,
-                     Address query_start_loc, Address seq_lens, int64_t query_stride, int64_t block_table_stride,
-                     int64_t num_requests, int64_t block_size, int64_t num_heads, int64_t num_kv_heads,
-                     int64_t head_dim, float scale, int64_t window, float softcap) {
-  fathom::kernels().paged_attention({at<float>(output), at<float>(query), at<float>(key_cache), at<float>(value_cache),
-                                     at<int32_t>(block_table), at<int32_t>(query_start_loc), at<int32_t>(seq_lens),
-                                     query_stride, block_table_stride, num_requests, block_size, num_heads,
-                                     num_kv_heads, head_dim, scale, window, softcap});
+void rotate_and_store(Address keys, Address values, Address scales, int64_t page_bytes, int64_t block_size,
+                      int64_t num_kv_heads, int64_t head_dim, int64_t format, Address query, Address qkv,
+                      Address positions, Address slots, Address cos, Address sin, Address query_norm, Address key_norm,
+                      float epsilon, int64_t num_tokens, int64_t qkv_stride, int64_t num_heads) {
+  fathom::kernels().rotate_and_store(
+      {at<float>(query), at<float>(qkv), at<int64_t>(positions), at<int64_t>(slots), at<float>(cos), at<float>(sin),
+       at<float>(query_norm), at<float>(key_norm), epsilon, num_tokens, qkv_stride, num_heads,
+       kv_cache(keys, values, scales, page_bytes, block_size, num_kv_heads, head_dim, format)});
+}
+
+void paged_attention(Address keys, Address values, Address scales, int64_t page_bytes, int64_t block_size,
+                     int64_t num_kv_heads, int64_t head_dim, int64_t format, Address output, Address query,
+                     Address block_table, Address query_start_loc, Address seq_lens, int64_t query_stride,
+                     int64_t block_table_stride, int64_t num_requests, int64_t num_heads, float scale, int64_t window,
+                     float softcap) {
+  fathom::kernels().paged_attention(
+      {at<float>(output), at<float>(query),
+       kv_cache(keys, values, scales, page_bytes, block_size, num_kv_heads, head_dim, format),
+       at<int32_t>(block_table), at<int32_t>(query_start_loc), at<int32_t>(seq_lens), query_stride,
+       block_table_stride, num_requests, num_heads, scale, window, softcap});
 }
 
 void gather_rows(Address output, Address table, Address row_ids, int64_t num_rows, int64_t columns, float factor) {
@@ -172,10 +179,9 @@ NB_MODULE(_cpu, module) {
   module.def("stop_recording", [] { return std::move(fathom::recording()); });
   def_kernel(module, "rms_norm", rms_norm);
   def_kernel(module, "add_rms_norm", add_rms_norm);
-  def_kernel(module, "apply_rotary", apply_rotary);
   def_kernel(module, "silu_and_mul", silu_and_mul);
   def_kernel(module, "gelu_tanh_and_mul", gelu_tanh_and_mul);
-  def_kernel(module, "write_kv", write_kv);
+  def_kernel(module, "rotate_and_store", rotate_and_store);
   def_kernel(module, "paged_attention", paged_attention);
   def_kernel(module, "gather_rows", gather_rows);
   def_kernel(module, "unpack_rows", unpack_rows);

@@ -11,7 +11,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "pipeline_parallel_size": (1,),
     "data_parallel_size": (1,),
     "distributed_executor_backend": (None, "uni", "mp"),
-    "kv_cache_dtype": ("auto",),
     "cpu_offload_gb": (0,),
     "swap_space": (0, 4),
     "skip_tokenizer_init": (False,),
@@ -37,7 +36,15 @@ _OTHER_WORDS = {
     ("dtype", "half"): "float16",
     ("dtype", "float"): "float32",
     ("generation_config", "vllm"): "none",
+    ("kv_cache_dtype", "half"): "float16",
+    ("kv_cache_dtype", "fp16"): "float16",
+    ("kv_cache_dtype", "bf16"): "bfloat16",
+    ("kv_cache_dtype", "fp32"): "float32",
+    ("kv_cache_dtype", "float"): "float32",
+    ("kv_cache_dtype", "int8_per_token_head"): "int8",
 }
+
+_KV_CACHE_TYPES_OF_VLLM = ("fp8", "nvfp4", "int4", "turboquant", "ultraquant")
 
 
 def check_vllm_options(options: dict[str, Any]) -> dict[str, Any]:
@@ -62,6 +69,13 @@ def check_vllm_options(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _in_our_words(name: str, value: Any) -> Any:
-    if name == "dtype":
+    if name == "kv_cache_dtype" and isinstance(value, str) and value.startswith(_KV_CACHE_TYPES_OF_VLLM):
+        raise ConfigError(
+            f"{name}={value!r} is not supported.",
+            parameter=name,
+            value=value,
+            hint="Use 'int8', which takes about as many bytes as fp8, or leave it at 'auto'.",
+        )
+    if name in ("dtype", "kv_cache_dtype"):
         value = str(value).removeprefix("torch.")
     return _OTHER_WORDS.get((name, value), value) if isinstance(value, str) else value

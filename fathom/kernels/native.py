@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from fathom.kernels.kv_cache import KVCache
+
 logger = logging.getLogger(__name__)
 
 
@@ -32,6 +34,25 @@ TYPE_NUMBERS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 def serves_device(device: torch.device) -> bool:
     """Whether there are native kernels for what lies on this device."""
     return cpu is not None and device.type == "cpu"
+
+
+KV_FORMATS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.int8: 3}
+"""Numbers of the formats in csrc/cpu/kernels.h."""
+
+
+def kv_cache_arguments(cache: KVCache) -> tuple[int, ...]:
+    """What the extension's functions take in place of a KVCache, in their order."""
+    num_kv_heads, head_dim, block_size = cache.keys.shape[1:]
+    return (
+        cache.keys.data_ptr(),
+        cache.values.data_ptr(),
+        0 if cache.scales is None else cache.scales.data_ptr(),
+        cache.keys.stride(0) * cache.keys.itemsize,
+        block_size,
+        num_kv_heads,
+        head_dim,
+        KV_FORMATS[cache.keys.dtype],
+    )
 
 
 def serves(tensor: torch.Tensor) -> bool:

@@ -8,9 +8,11 @@ import torch
 from torch import nn
 
 from fathom.kernels.attention import paged_attention
-from fathom.kernels.kv_write import write_kv
+from fathom.kernels.rotate_and_store import rotate_and_store
 
 if TYPE_CHECKING:
+    from fathom.layers.norm import RMSNorm
+    from fathom.layers.rotary import Rotation
     from fathom.worker.forward_batch import ForwardBatch
 
 
@@ -24,16 +26,33 @@ class PagedAttention(nn.Module):
         self.window = window
         self.softcap = softcap
 
-    def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
-        """query [num_tokens, num_heads, head_dim], key and value [num_tokens, num_kv_heads, head_dim]
-        -> [num_tokens, num_heads, head_dim]."""
-        key_cache, value_cache = batch.kv_caches[self.layer_index]
-        tables = batch.tables[self.layer_index]
-        write_kv(key, value, key_cache, value_cache, tables.slot_mapping)
-        return paged_attention(
+    def forward(
+        self,
+        qkv: torch.Tensor,
+        rotation: Rotation,
+        batch: ForwardBatch,
+        query_norm: RMSNorm | None,
+        key_norm: RMSNorm | None,
+    ) -> torch.Tensor:
+        """qkv [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim] -> [num_tokens, num_heads * head_dim].
+
+        The norms, if any, are of each query and key head, before they are rotated.
+        """
+        cache, tables = batch.kv_caches[self.layer_index], batch.tables[self.layer_index]
+        query = rotate_and_store(
+            qkv,
+            rotation.positions,
+            rotation.cos,
+            rotation.sin,
+            tables.slot_mapping,
+            cache,
+            None if query_norm is None else query_norm.weight,
+            None if key_norm is None else key_norm.weight,
+            0.0 if query_norm is None else query_norm.eps,
+        )
+        attended = paged_attention(
             query,
-            key_cache,
-            value_cache,
+            cache,
             tables.block_table,
             batch.query_start_loc,
             batch.seq_lens,
@@ -41,3 +60,4 @@ class PagedAttention(nn.Module):
             self.window,
             self.softcap,
         )
+        return attended.flatten(1)

@@ -78,7 +78,7 @@ class MergedLinear(Linear):
 
 
 class QKVLinear(MergedLinear):
-    """The query, key and value projections of one attention layer."""
+    """The query, key and value projections of one attention layer; an output row is [queries | keys | values]."""
 
     def __init__(
         self,
@@ -92,14 +92,6 @@ class QKVLinear(MergedLinear):
     ):
         q_size, kv_size = num_heads * head_dim, num_kv_heads * head_dim
         super().__init__(hidden_size, {"q": q_size, "k": kv_size, "v": kv_size}, build, bias=bias)
-        self.head_dim = head_dim
-        self.num_heads = (num_heads, num_kv_heads, num_kv_heads)
-
-    def split(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """x [num_tokens, hidden_size] -> query, key, value, each [num_tokens, its heads, head_dim]."""
-        heads = self(x).unflatten(-1, (-1, self.head_dim))
-        query, key, value = heads.split(self.num_heads, dim=1)
-        return query, key, value
 
 
 class GateUpLinear(MergedLinear):

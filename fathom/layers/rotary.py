@@ -13,23 +13,17 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import nn
 
-from fathom.kernels.embedding import embedding
-from fathom.kernels.rotary import apply_rotary
-
 if TYPE_CHECKING:
     from fathom.layers.build import BuildContext
     from fathom.model_config import RopeConfig
 
 
 class Rotation(NamedTuple):
-    """cos and sin [num_tokens, head_dim / 2] float32 of the tokens of one step."""
+    """How the tokens of one step are rotated: positions [num_tokens] int64 of the tables [positions, head_dim / 2]."""
 
+    positions: torch.Tensor
     cos: torch.Tensor
     sin: torch.Tensor
-
-    def apply(self, x: torch.Tensor) -> torch.Tensor:
-        """Rotate x [num_tokens, num_heads, head_dim]."""
-        return apply_rotary(x, self.cos, self.sin)
 
 
 class RotaryEmbedding(nn.Module):
@@ -48,7 +42,7 @@ class RotaryEmbedding(nn.Module):
 
     def forward(self, positions: torch.Tensor) -> Rotation:
         """positions [num_tokens] int64, each below max_model_len."""
-        return Rotation(embedding(positions, self.cos), embedding(positions, self.sin))
+        return Rotation(positions, self.cos, self.sin)
 
 
 def scaled_frequencies(config: RopeConfig, head_dim: int) -> tuple[torch.Tensor, float]:

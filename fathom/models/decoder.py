@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import nn
 
-from fathom.kv_cache_spec import LayerKVSpec
+from fathom.kv_cache_spec import KVDtype, LayerKVSpec
 from fathom.layers.activation import gated_activation
 from fathom.layers.attention import PagedAttention
 from fathom.layers.embedding import LMHead, TokenEmbedding
@@ -58,11 +58,8 @@ class DecoderAttention(nn.Module):
         self.output = Linear(heads * head_dim, config.hidden_size, build, bias=output_bias)
 
     def forward(self, hidden: torch.Tensor, rotation: Rotation, batch: ForwardBatch) -> torch.Tensor:
-        query, key, value = self.qkv.split(hidden)
-        if self.query_norm is not None and self.key_norm is not None:
-            query, key = self.query_norm(query), self.key_norm(key)
-        attended = self.paged(rotation.apply(query), rotation.apply(key), value, batch)
-        return self.output(attended.flatten(-2))
+        attended = self.paged(self.qkv(hidden), rotation, batch, self.query_norm, self.key_norm)
+        return self.output(attended)
 
 
 class GatedMLP(nn.Module):
@@ -117,7 +114,6 @@ class CausalLM(nn.Module):
     ):
         super().__init__()
         self.config = config
-        self.kv_dtype = build.dtype
         self.embedding = TokenEmbedding(config.vocab_size, config.hidden_size, build, factor=embedding_factor)
         self.layers = nn.ModuleList(make_layer(index) for index in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.norm_eps, build)
@@ -153,13 +149,10 @@ class CausalLM(nn.Module):
         """hidden [num_rows, hidden_size] -> [num_rows, vocab_size] float32."""
         return self.lm_head(hidden)
 
-    def kv_specs(self) -> list[LayerKVSpec]:
-        """What each layer stores in the KV cache, in the order of the batch's kv_caches."""
+    def kv_specs(self, dtype: KVDtype) -> list[LayerKVSpec]:
+        """What each layer stores in a KV cache of this type, in the order of the batch's kv_caches."""
         config = self.config
-        return [
-            LayerKVSpec(config.num_kv_heads, config.head_dim, self.kv_dtype.itemsize, window)
-            for window in config.layer_windows
-        ]
+        return [LayerKVSpec(config.num_kv_heads, config.head_dim, dtype, window) for window in config.layer_windows]
 
     def weight_bytes(self) -> int:
         """Memory that the weights take; what two layers share counts once."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import mmap
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
-import numpy as np
 import torch
 
 from fathom.config import EngineConfig
@@ -20,6 +20,9 @@ logger = logging.getLogger(__name__)
 
 CPU_KV_MEMORY_SHARE = 0.4
 """Share of the memory that is available once the weights are loaded that the KV cache may take on a CPU."""
+
+
+HUGE_PAGE_BYTES = 2 * 2**20
 
 
 class Device(ABC):
@@ -37,9 +40,9 @@ class Device(ABC):
     def synchronize(self) -> None:
         """Wait until everything that was launched is done."""
 
-    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """A tensor for a KV cache: zero where that is free, and never NaN."""
-        return torch.zeros(shape, dtype=dtype, device=self.torch_device)
+    def empty_pages(self, num_blocks: int, page_bytes: int) -> torch.Tensor:
+        """[num_blocks, page_bytes] uint8 for a KV cache, of zeros."""
+        return torch.zeros(num_blocks, page_bytes, dtype=torch.uint8, device=self.torch_device)
 
 
 class CPUDevice(Device):
@@ -75,10 +78,20 @@ class CPUDevice(Device):
     def synchronize(self) -> None:
         """Nothing runs behind our back."""
 
-    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        # numpy asks the system for zeroed pages, which cost nothing until they are used.
-        size = int(np.prod(shape)) * dtype.itemsize
-        return torch.from_numpy(np.zeros(size, dtype=np.uint8)).view(dtype).view(shape)
+    def empty_pages(self, num_blocks: int, page_bytes: int) -> torch.Tensor:
+        """Zeroed by the system, page by page, when they are first used.
+
+        In huge pages where the system has them: attention walks over all of a long sequence's blocks in every layer
+        of every step, more than the processor's page table caches hold in small ones.
+        """
+        size = num_blocks * page_bytes
+        memory = mmap.mmap(-1, size + HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            with contextlib.suppress(OSError):  # a kernel without them
+                memory.madvise(mmap.MADV_HUGEPAGE)
+        pages = torch.frombuffer(memory, dtype=torch.uint8)
+        start = -pages.data_ptr() % HUGE_PAGE_BYTES
+        return pages[start : start + size].view(num_blocks, page_bytes)
 
 
 class CUDADevice(Device):

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 import torch
 
+from fathom.kernels.kv_cache import KVCache
+
 
 @dataclass(frozen=True, slots=True)
 class BlockTables:
@@ -31,13 +33,13 @@ class ForwardBatch:
     """One step's batch.
 
     query_start_loc: [num_reqs + 1] int32. seq_lens: [num_reqs] int32.
-    kv_caches: per layer [2, num_blocks, block_size, num_kv_heads, head_dim] (0 keys, 1 values).
+    kv_caches: per layer.
     tables: per layer, its group's BlockTables.
     """
 
     query_start_loc: torch.Tensor
     seq_lens: torch.Tensor
-    kv_caches: list[torch.Tensor]
+    kv_caches: list[KVCache]
     tables: list[BlockTables]
 
 

@@ -22,6 +22,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fathom.kernels import native
+from fathom.kernels.kv_cache import KVCache
 from fathom.models.decoder import CausalLM
 from fathom.worker.arena import Arena
 from fathom.worker.forward_batch import BlockTables, ForwardBatch, StepInputs
@@ -53,7 +54,7 @@ class StepGraphs:
     def __init__(
         self,
         model: CausalLM,
-        kv_caches: list[torch.Tensor],
+        kv_caches: list[KVCache],
         group_of_layer: list[int],
         block_size: int,
         max_num_seqs: int,
@@ -144,9 +145,7 @@ def _shares_storage(result: Any, source: Any) -> bool:
     )
 
 
-def _make_inputs(
-    kv_caches: list[torch.Tensor], group_of_layer: list[int], max_rows: int, max_blocks: int
-) -> StepInputs:
+def _make_inputs(kv_caches: list[KVCache], group_of_layer: list[int], max_rows: int, max_blocks: int) -> StepInputs:
     """Memory for the inputs of the largest step, with room for the longest sequences."""
     groups = [
         BlockTables(torch.zeros(max_rows, max_blocks, dtype=torch.int32), torch.zeros(max_rows, dtype=torch.int64))

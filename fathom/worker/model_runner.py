@@ -20,8 +20,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from fathom.kernels.kv_cache import KVCache
 from fathom.kernels.sampling import NO_TOKEN
-from fathom.kv_cache_spec import KVCacheConfig
+from fathom.kv_cache_spec import KVCacheConfig, LayerKVSpec
 from fathom.models.decoder import CausalLM
 from fathom.step import ModelRunnerOutput, SchedulerOutput
 from fathom.worker.device import Device
@@ -64,8 +65,8 @@ class ModelRunner:
     Args:
         model: on `device`, with forward, compute_logits.
         sampler: the logits pipeline.
+        kv_specs: what each layer stores.
         kv_cache: layout of the pool to allocate.
-        dtype: of keys and values.
         use_graphs: record decode steps and replay them (StepGraphs), where the device can.
     """
 
@@ -74,8 +75,8 @@ class ModelRunner:
         model: CausalLM,
         sampler: Sampler,
         device: Device,
+        kv_specs: list[LayerKVSpec],
         kv_cache: KVCacheConfig,
-        dtype: torch.dtype,
         max_num_seqs: int,
         max_model_len: int,
         logprobs_mode: LogprobsMode,
@@ -87,7 +88,7 @@ class ModelRunner:
         self.block_size = kv_cache.block_size
         self.batch = InputBatch(max_num_seqs, max_model_len, kv_cache)
         self.prompt_logprobs = PromptLogprobs(model, logprobs_mode)
-        self.kv_caches, self.group_of_layer = _allocate_kv_caches(model, device, kv_cache, dtype)
+        self.kv_caches, self.group_of_layer = _allocate_kv_caches(kv_specs[0], device, kv_cache)
         self.graphs: StepGraphs | None = None
         if use_graphs:
             self.graphs = StepGraphs(
@@ -192,20 +193,18 @@ class ModelRunner:
         return tables
 
 
-def _allocate_kv_caches(
-    model: CausalLM, device: Device, config: KVCacheConfig, dtype: torch.dtype
-) -> tuple[list[torch.Tensor], list[int]]:
-    """Per layer its [2, num_blocks, block_size, kv_heads, head_dim] cache, and the index of its group.
+def _allocate_kv_caches(spec: LayerKVSpec, device: Device, config: KVCacheConfig) -> tuple[list[KVCache], list[int]]:
+    """Per layer its cache, and the index of its group. All layers store the same, but for their windows.
 
-    The i-th layers of all groups share a tensor, since no block belongs to two groups at once.
+    The i-th layers of all groups share their pages, since no block belongs to two groups at once.
     """
-    spec = model.kv_specs()[0]
-    shape = (2, config.num_blocks, config.block_size, spec.num_kv_heads, spec.head_dim)
-    tensors = [device.empty(shape, dtype) for _ in range(config.layers_per_group)]
+    page_bytes = spec.page_bytes(config.block_size)
+    pools = [device.empty_pages(config.num_blocks, page_bytes) for _ in range(config.layers_per_group)]
+    caches = [KVCache.of_pages(pool, spec, config.block_size) for pool in pools]
     place = {
         layer: (index, group_index)
         for group_index, group in enumerate(config.groups)
         for index, layer in enumerate(group.layers)
     }
     layers = range(len(place))
-    return [tensors[place[layer][0]] for layer in layers], [place[layer][1] for layer in layers]
+    return [caches[place[layer][0]] for layer in layers], [place[layer][1] for layer in layers]

@@ -36,9 +36,9 @@ class Worker:
         self._config = config = setup.config
         assert config.model.max_model_len is not None, "the config is not resolved"
         assert config.model.weights != "auto", "the config is not resolved"
+        assert config.cache.kv_cache_dtype != "auto", "the config is not resolved"
         self._vocab_size = setup.model_config.vocab_size
         self.device = make_device(config)
-        self._dtype = getattr(torch, config.model.dtype)
         self._model = load_model(
             setup.model_config,
             ResolvedModel(Path(setup.model_path), setup.model_format, config.model.model),
@@ -46,18 +46,19 @@ class Worker:
             weights=config.model.weights,
             quantization=config.model.quantization,
             activations=config.model.activations,
-            dtype=self._dtype,
+            dtype=getattr(torch, config.model.dtype),
             device=self.device.torch_device,
             max_model_len=config.model.max_model_len,
             show_progress=config.runtime.show_progress,
         )
+        self._kv_specs = self._model.kv_specs(config.cache.kv_cache_dtype)
         self._sampler = self._make_sampler()
         self._runner: ModelRunner | None = None
         self._profiler: tuple[torch.profiler.profile, str] | None = None
 
     def get_kv_cache_specs(self) -> list[LayerKVSpec]:
         """What each attention layer stores."""
-        return self._model.kv_specs()
+        return self._kv_specs
 
     def weight_bytes(self) -> int:
         """Memory that the weights take."""
@@ -74,9 +75,10 @@ class Worker:
         """Allocate the KV cache and the batch's rows."""
         self._runner = self._make_runner(kv_cache, max_model_len)
         logger.info(
-            "KV cache: %d blocks of %d tokens, %.2f GiB; longest sequence %d tokens",
+            "KV cache: %d blocks of %d tokens in %s, %.2f GiB; longest sequence %d tokens",
             kv_cache.num_blocks,
             kv_cache.block_size,
+            self._kv_specs[0].dtype,
             kv_cache.num_blocks * kv_cache.bytes_per_block / 2**30,
             max_model_len,
         )
@@ -143,8 +145,8 @@ class Worker:
             self._model,
             self._sampler,
             self.device,
+            self._kv_specs,
             kv_cache,
-            self._dtype,
             self._config.scheduler.max_num_seqs,
             max_model_len,
             self._config.model.logprobs_mode,
@@ -157,7 +159,7 @@ class Worker:
         assert scheduler.max_num_seqs is not None
         assert scheduler.max_num_batched_tokens is not None
         assert model.max_model_len is not None
-        layers = tuple(range(len(self._model.kv_specs())))
+        layers = tuple(range(len(self._kv_specs)))
         kv_cache = KVCacheConfig(1, self._config.cache.block_size, len(layers), (KVCacheGroup(layers),), 0)
         runner = self._make_runner(kv_cache, model.max_model_len)
         requests = min(scheduler.max_num_seqs, scheduler.max_num_batched_tokens)

@@ -15,7 +15,7 @@ from fathom.wire.messages import AddRequests, EngineCoreRequest
 
 
 def kv_config(num_blocks: int, block_size: int = 4, windows: tuple[int | None, ...] = (None,)) -> KVCacheConfig:
-    groups = group_layers([LayerKVSpec(1, 8, 4, window) for window in windows])
+    groups = group_layers([LayerKVSpec(1, 8, "float32", window) for window in windows])
     return KVCacheConfig(num_blocks, block_size, max(len(group.layers) for group in groups), groups, 0)
 
 

@@ -76,7 +76,6 @@ def test_vllm_s_neutral_options_are_accepted(tiny: Callable[[str], Path]) -> Non
     [
         ("tensor_parallel_size", 2),
         ("enable_lora", True),
-        ("kv_cache_dtype", "fp8"),
         ("skip_tokenizer_init", True),
         ("speculative_config", {"model": "x"}),
         ("runner", "pooling"),
@@ -87,6 +86,29 @@ def test_what_vllm_can_and_fathom_cannot_is_refused_by_name(tiny: Callable[[str]
         make_llm(tiny("llama-gqa"), **{name: value})
     assert str(caught.value).startswith(f"{name}={value!r} is not supported. Leave it out, or at ")
     assert caught.value.parameter == name
+
+
+@pytest.mark.parametrize("value", ["fp8", "fp8_e4m3", "nvfp4"])
+def test_a_cache_type_of_vllm_is_refused_with_a_way_out(tiny: Callable[[str], Path], value: str) -> None:
+    with pytest.raises(ConfigError, match=f"kv_cache_dtype='{value}' is not supported. Use 'int8'"):
+        make_llm(tiny("llama-gqa"), kv_cache_dtype=value)
+
+
+@pytest.mark.parametrize(
+    ("given", "dtype", "bytes_per_token"),
+    [
+        ("auto", "float32", 2 * 2 * 16 * 4),
+        ("fp16", "float16", 2 * 2 * 16 * 2),
+        (torch.bfloat16, "bfloat16", 2 * 2 * 16 * 2),
+        ("int8_per_token_head", "int8", 2 * 2 * (16 + 4)),
+    ],
+)
+def test_types_of_the_cache(tiny: Callable[[str], Path], given: Any, dtype: str, bytes_per_token: int) -> None:
+    with make_llm(tiny("llama-gqa"), kv_cache_dtype=given) as llm:
+        assert llm.llm_engine.config.cache.kv_cache_dtype == dtype
+        assert llm.collective_rpc("get_kv_cache_specs")[0][0].bytes_per_token == bytes_per_token
+        (output,) = generate(llm, [[5, 6, 7]])
+        assert len(output.outputs[0].token_ids) == 6
 
 
 @pytest.mark.parametrize(("given", "dtype"), [("float16", "float16"), ("half", "float16"), ("bfloat16", "bfloat16")])

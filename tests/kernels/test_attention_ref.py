@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 
 from fathom.kernels.attention import ref
 from fathom.kernels.attention.ref import paged_attention
+from fathom.kernels.rotate_and_store.ref import store
+from fathom.kv_cache_spec import KVDtype
+from tests.kernels.kv_pages import FORMATS, nan_cache, stored
 
 NUM_BLOCKS = 64
 # (seq_len, query_len) of each request: decode, whole prompts, chunks after a cached prefix, one idle row.
@@ -43,19 +44,26 @@ def dense(
 class Scene:
     """Requests whose keys lie in shuffled blocks of a cache that is NaN everywhere else."""
 
-    def __init__(self, requests: list[tuple[int, int]], block_size: int, heads: int, kv_heads: int, dim: int):
+    def __init__(
+        self,
+        requests: list[tuple[int, int]],
+        block_size: int,
+        heads: int,
+        kv_heads: int,
+        dim: int,
+        dtype: KVDtype = "float32",
+    ):
         generator = torch.Generator().manual_seed(0)
         pool = torch.randperm(NUM_BLOCKS - 1, generator=generator).add(1).tolist()
-        self.caches = torch.full((2, NUM_BLOCKS, block_size, kv_heads, dim), math.nan)
+        self.cache = nan_cache(NUM_BLOCKS, block_size, kv_heads, dim, dtype)
         self.requests, self.queries, self.kv, rows = requests, [], [], []
         for seq_len, query_len in requests:
             blocks = [pool.pop() for _ in range(-(-seq_len // block_size))]
             kv = torch.randn(2, seq_len, kv_heads, dim, generator=generator)
-            for position in range(seq_len):
-                block, offset = blocks[position // block_size], position % block_size
-                self.caches[:, block, offset] = kv[:, position]
+            slots = [blocks[p // block_size] * block_size + p % block_size for p in range(seq_len)]
+            store(*kv, torch.tensor(slots), self.cache)
             self.queries.append(torch.randn(query_len, heads, dim, generator=generator))
-            self.kv.append(kv)
+            self.kv.append(stored(self.cache, slots))
             rows.append(blocks)
         self.rows = rows
 
@@ -69,7 +77,7 @@ class Scene:
         starts = torch.tensor([0, *lengths]).cumsum(0).int()
         output = paged_attention(
             torch.cat([self.queries[i] for i in order]),
-            *self.caches,
+            self.cache,
             torch.tensor([rows[i] + [0] * (width - len(rows[i])) for i in order], dtype=torch.int32),
             starts,
             torch.tensor([self.requests[i][0] for i in order], dtype=torch.int32),
@@ -129,11 +137,11 @@ def test_blocks_before_the_window_are_not_read() -> None:
         assert torch.equal(actual, expected)
 
 
-def test_bfloat16_cache_is_read_in_float32() -> None:
-    scene = Scene(REQUESTS, 4, 4, 2, 8)
-    scene.caches = scene.caches.bfloat16()
-    outputs = scene.attend([3], None, None)
-    keys, values = scene.kv[3].bfloat16().float()
-    expected = dense(scene.queries[3], keys, values, 0.3, None, None)
-    assert outputs[0].dtype == torch.float32
-    torch.testing.assert_close(outputs[0].double(), expected, atol=2e-6, rtol=0)
+@pytest.mark.parametrize("dtype", FORMATS)
+def test_narrow_caches_are_read_in_float32(dtype: KVDtype) -> None:
+    scene = Scene(REQUESTS, 4, 4, 2, 8, dtype)
+    outputs = scene.attend([3, 6], None, None)
+    for i, output in zip([3, 6], outputs, strict=True):
+        expected = dense(scene.queries[i], *scene.kv[i], 0.3, None, None)
+        assert output.dtype == torch.float32
+        torch.testing.assert_close(output.double(), expected, atol=2e-6, rtol=0)

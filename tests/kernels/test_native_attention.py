@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 import pytest
 import torch
 
 from fathom.kernels.attention import cpu, ref
+from fathom.kv_cache_spec import KVDtype
+from tests.kernels.kv_pages import FORMATS, cache_of
 
 native = pytest.importorskip("fathom._cpu")
 
@@ -27,16 +28,23 @@ def level(request: pytest.FixtureRequest) -> Iterator[str]:
 class Cache:
     """One request's keys and values in shuffled blocks, NaN wherever nothing was written."""
 
-    def __init__(self, length: int, block_size: int, heads: int, kv_heads: int, dim: int, seed: int = 0):
-        generator = torch.Generator().manual_seed(seed)
+    def __init__(
+        self,
+        length: int,
+        block_size: int,
+        heads: int,
+        kv_heads: int,
+        dim: int,
+        dtype: KVDtype = "float32",
+        seed: int = 0,
+    ):
+        generator = torch.Generator().manual_seed(0)
         self.scale = dim**-0.5
         self.query = torch.randn(length, heads, dim, generator=generator)
         kv = torch.randn(2, length, kv_heads, dim, generator=generator)
         num_blocks = -(-length // block_size)
         self.blocks = torch.randperm(num_blocks, generator=generator).int() + 1
-        self.kv = torch.full((2, num_blocks + 1, block_size, kv_heads, dim), math.nan)
-        positions = torch.arange(length)
-        self.kv[:, self.blocks[positions // block_size], positions % block_size] = kv
+        self.kv = cache_of(kv, self.blocks, block_size, dtype)
 
     def attend(self, chunks: list[tuple[int, int]], module=cpu, **options) -> torch.Tensor:
         """The outputs of the queries start .. end - 1 of all chunks, each a request of the one batch."""
@@ -44,7 +52,7 @@ class Cache:
         starts = torch.tensor([0, *(end - start for start, end in chunks)]).cumsum(0).int()
         ends = torch.tensor([end for _, end in chunks], dtype=torch.int32)
         query = torch.cat([self.query[start:end] for start, end in chunks])
-        return module.paged_attention(query, *self.kv, table, starts, ends, self.scale, **options)
+        return module.paged_attention(query, self.kv, table, starts, ends, self.scale, **options)
 
 
 def chunks_of(size: int, length: int = PROMPT) -> list[tuple[int, int]]:
@@ -54,21 +62,25 @@ def chunks_of(size: int, length: int = PROMPT) -> list[tuple[int, int]]:
 OPTIONS = [{}, {"window": 90}, {"softcap": 2.0}, {"window": 300, "softcap": 5.0}]
 
 
+@pytest.mark.parametrize("dtype", FORMATS)
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize(
     ("block_size", "heads", "kv_heads", "dim"),
     [(16, 9, 3, 64), (1, 7, 1, 24), (64, 4, 4, 80), (13, 8, 1, 256), (32, 32, 2, 128), (5, 2, 1, 3)],
 )
-def test_equals_plain_torch(block_size: int, heads: int, kv_heads: int, dim: int, options: dict) -> None:
-    cache = Cache(321, block_size, heads, kv_heads, dim)
+def test_equals_plain_torch(
+    block_size: int, heads: int, kv_heads: int, dim: int, options: dict, dtype: KVDtype
+) -> None:
+    cache = Cache(321, block_size, heads, kv_heads, dim, dtype)
     batch = [(0, 1), (0, 200), (199, 200), (200, 264), (64, 64), (0, 64), (320, 321), (255, 258)]
     native.set_num_threads(2)
     torch.testing.assert_close(cache.attend(batch, **options), cache.attend(batch, ref, **options), atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("dtype", FORMATS)
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_chunks_change_no_bit(options: dict) -> None:
-    cache = Cache(PROMPT, 16, 6, 2, 64)
+def test_chunks_change_no_bit(options: dict, dtype: KVDtype) -> None:
+    cache = Cache(PROMPT, 16, 6, 2, 64, dtype)
     whole = cache.attend([(0, PROMPT)], **options)
     for size in (1, 7, 64, 301):
         for num_threads in (1, 3):
@@ -79,10 +91,13 @@ def test_chunks_change_no_bit(options: dict) -> None:
             assert torch.equal(cache.attend(last, **options), whole[last[0][0] :])  # alone
 
 
-def test_block_size_changes_no_bit() -> None:
-    whole = Cache(PROMPT, 16, 6, 2, 24).attend([(0, PROMPT)])
+@pytest.mark.parametrize("dtype", FORMATS)
+@pytest.mark.parametrize("dim", [24, 32])
+def test_block_size_changes_no_bit(dim: int, dtype: KVDtype) -> None:
+    """Some sizes are read where they lie, others are copied first."""
+    whole = Cache(PROMPT, 16, 6, 2, dim, dtype).attend([(0, PROMPT)])
     for block_size in (1, 8, 48, 64):
-        assert torch.equal(Cache(PROMPT, block_size, 6, 2, 24).attend(chunks_of(97)), whole)
+        assert torch.equal(Cache(PROMPT, block_size, 6, 2, dim, dtype).attend(chunks_of(97)), whole)
 
 
 def test_heads_beside_it_change_no_bit() -> None:
@@ -95,11 +110,14 @@ def test_heads_beside_it_change_no_bit() -> None:
         assert torch.equal(cache.attend([(0, PROMPT)]), together[:, head : head + 1])
 
 
-def test_blocks_before_the_window_are_not_read() -> None:
-    cache = Cache(PROMPT, 16, 6, 2, 64)
-    expected = cache.attend([(650, PROMPT)], window=200)
-    cache.blocks[: (650 - 200 + 1) // 16] = 0  # the null block, which is NaN here
-    assert torch.equal(cache.attend([(650, PROMPT)], window=200), expected)
+@pytest.mark.parametrize("dtype", FORMATS)
+@pytest.mark.parametrize("block_size", [16, 13])
+@pytest.mark.parametrize("first", [650, PROMPT - 1])
+def test_blocks_before_the_window_are_not_read(first: int, block_size: int, dtype: KVDtype) -> None:
+    cache = Cache(PROMPT, block_size, 6, 2, 64, dtype)
+    expected = cache.attend([(first, PROMPT)], window=200)
+    cache.blocks[: (first - 200 + 1) // block_size] = 0  # the null block, which is NaN here
+    assert torch.equal(cache.attend([(first, PROMPT)], window=200), expected)
 
 
 def test_large_scores_do_not_overflow() -> None:
@@ -118,7 +136,7 @@ def test_strided_arguments() -> None:
     table = torch.zeros(1, 50, dtype=torch.int32)
     table[0, :7] = cache.blocks
     starts, lengths = torch.tensor([0, 100]).int(), torch.tensor([100]).int()
-    assert torch.equal(cpu.paged_attention(query, *cache.kv, table[:, :7], starts, lengths, cache.scale), expected)
+    assert torch.equal(cpu.paged_attention(query, cache.kv, table[:, :7], starts, lengths, cache.scale), expected)
 
 
 def test_an_empty_batch() -> None:

@@ -9,11 +9,8 @@ import pytest
 import torch
 
 from fathom.kernels.activation import cpu as activation
-from fathom.kernels.kv_write import cpu as kv_write
 from fathom.kernels.norm import cpu as norm
 from fathom.kernels.norm import ref as norm_ref
-from fathom.kernels.rotary import cpu as rotary
-from fathom.kernels.rotary import ref as rotary_ref
 
 native = pytest.importorskip("fathom._cpu")
 
@@ -44,15 +41,6 @@ def test_norm(size: int) -> None:
     assert torch.equal(norm.rms_norm(x[60:61], weight, 1e-5), norm.rms_norm(x, weight, 1e-5)[60:61])
 
 
-@pytest.mark.parametrize("dim", [2, 6, 24, 64, 80, 256])
-def test_rotary(dim: int) -> None:
-    wide, angles = randn(150, 3 * dim + 5), randn(150, dim // 2)
-    x = wide[:, 5:].view(150, 3, dim)
-    turned = rotary.apply_rotary(x, angles.cos(), angles.sin())
-    torch.testing.assert_close(turned, rotary_ref.apply_rotary(x, angles.cos(), angles.sin()))
-    assert torch.equal(rotary.apply_rotary(x[99:100], angles[99:100].cos(), angles[99:100].sin()), turned[99:100])
-
-
 @pytest.mark.parametrize("size", SIZES)
 def test_activations(size: int) -> None:
     x = randn(40, 2 * size) * 10
@@ -74,14 +62,3 @@ def test_silu_shows_the_exponential_over_its_whole_range() -> None:
     torch.testing.assert_close(result.double(), x.double() / (1 + (-x.double()).exp()), rtol=1e-6, atol=1e-37)
     far = torch.tensor([[-1e4, -100.0, 0.0, 100.0, 1e4, 1.0, 1.0, 1.0, 1.0, 1.0]])
     assert activation.silu_and_mul(far).tolist() == [[0.0, 0.0, 0.0, 100.0, 1e4]]
-
-
-def test_write_kv() -> None:
-    caches = torch.zeros(2, 6, 4, 2, 3)
-    qkv = randn(3, 18)
-    key, value = qkv[:, 6:12].view(3, 2, 3), qkv[:, 12:].view(3, 2, 3)
-    slots = [4, 23, 9]
-    kv_write.write_kv(key, value, *caches, torch.tensor(slots))
-    expected = torch.zeros_like(caches)
-    expected.view(2, 24, 2, 3)[:, slots] = torch.stack((key, value))
-    assert torch.equal(caches, expected)

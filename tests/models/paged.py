@@ -10,8 +10,10 @@ import random
 
 import torch
 
+from fathom.kv_cache_spec import KVDtype
 from fathom.models.decoder import CausalLM
 from fathom.worker.forward_batch import BlockTables, ForwardBatch
+from tests.kernels.kv_pages import nan_cache
 
 NUM_BLOCKS = 400
 
@@ -19,12 +21,12 @@ NUM_BLOCKS = 400
 class PagedRun:
     """A model, its KV cache and the requests that it has seen so far."""
 
-    def __init__(self, model: CausalLM, block_size: int = 4, seed: int = 0):
+    def __init__(self, model: CausalLM, block_size: int = 4, seed: int = 0, kv_dtype: KVDtype = "float32"):
         self.model, self.block_size = model, block_size
-        specs = model.kv_specs()
+        specs = model.kv_specs(kv_dtype)
         self.windows = [spec.window for spec in specs]
         self.caches = [
-            torch.full((2, NUM_BLOCKS, block_size, spec.num_kv_heads, spec.head_dim), float("nan")) for spec in specs
+            nan_cache(NUM_BLOCKS, block_size, spec.num_kv_heads, spec.head_dim, spec.dtype) for spec in specs
         ]
         self.pool = list(range(1, NUM_BLOCKS))
         random.Random(seed).shuffle(self.pool)

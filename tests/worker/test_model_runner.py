@@ -15,14 +15,12 @@ from fathom.worker.sample.interface import LogitsProcessorContext
 from fathom.worker.sample.sampler import Sampler
 
 VOCAB = 50
+SPECS = [LayerKVSpec(1, 2, "float32"), LayerKVSpec(1, 2, "float32", window=6)]
 KV = KVCacheConfig(32, 4, 1, (KVCacheGroup((0,)), KVCacheGroup((1,), window=6)), 0)
 
 
 class EchoModel(torch.nn.Module):
     """A model whose hidden state is the token and whose best next token is the token plus one; keeps its inputs."""
-
-    def kv_specs(self) -> list[LayerKVSpec]:
-        return [LayerKVSpec(1, 2, 4), LayerKVSpec(1, 2, 4, window=6)]
 
     def forward(self, input_ids, positions, batch):
         self.input_ids, self.positions, self.batch = input_ids, positions, batch
@@ -37,7 +35,7 @@ def make_runner() -> tuple[ModelRunner, EchoModel]:
     device = make_device(EngineConfig.from_options(device="cpu"))
     sampler = Sampler(LogitsProcessorContext(VOCAB, 8), device.torch_device)
     model = EchoModel()
-    return ModelRunner(model, sampler, device, KV, torch.float32, 8, 64, "raw_logprobs", use_graphs=True), model
+    return ModelRunner(model, sampler, device, SPECS, KV, 8, 64, "raw_logprobs", use_graphs=True), model
 
 
 def new(request_id: str, tokens: list[int], blocks: tuple[list[int], list[int]], computed: int = 0) -> NewRequestData:
@@ -81,8 +79,9 @@ def test_a_mixed_step_is_one_flat_batch() -> None:
 
 def test_layers_of_two_groups_share_a_tensor_of_the_pool() -> None:
     runner, _ = make_runner()
-    assert runner.kv_caches[0].shape == (2, 32, 4, 1, 2)
-    assert runner.kv_caches[0].data_ptr() == runner.kv_caches[1].data_ptr()
+    assert runner.kv_caches[0].keys.shape == (32, 1, 2, 4)
+    assert runner.kv_caches[0].values.shape == (32, 1, 4, 2)
+    assert runner.kv_caches[0].keys.data_ptr() == runner.kv_caches[1].keys.data_ptr()
 
 
 def test_a_running_row_that_is_not_scheduled_is_left_alone() -> None:

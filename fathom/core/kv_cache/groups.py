@@ -77,12 +77,12 @@ def make_kv_cache_config(
     Raises:
         ConfigError: layers of different shapes (which no supported model has), or not even one block fits.
     """
-    per_token = {spec.bytes_per_token for spec in specs}
-    if len(per_token) != 1:
-        raise ConfigError(f"layers with KV entries of different sizes ({sorted(per_token)} bytes) are not supported.")
+    page_bytes = {spec.page_bytes(block_size) for spec in specs}
+    if len(page_bytes) != 1:
+        raise ConfigError(f"layers with KV pages of different sizes ({sorted(page_bytes)} bytes) are not supported.")
     groups = group_layers(specs)
     layers_per_group = max(len(group.layers) for group in groups)
-    bytes_per_block = layers_per_group * block_size * per_token.pop()
+    bytes_per_block = layers_per_group * page_bytes.pop()
     useful = 1 + max_num_seqs * blocks_per_sequence(groups, block_size, max_model_len, max_num_batched_tokens)
     num_blocks = min(useful, available_bytes // bytes_per_block)
     if longest_sequence(groups, block_size, num_blocks, max_num_batched_tokens, 2) < 2:

@@ -2,8 +2,7 @@
 
     paged_attention(
         query            [num_tokens, num_heads, head_dim]
-        key_cache        [num_blocks, block_size, num_kv_heads, head_dim]
-        value_cache      [num_blocks, block_size, num_kv_heads, head_dim]
+        cache            the layer's KVCache, in any of its formats
         block_table      [num_reqs, max_blocks] int32
         query_start_loc  [num_reqs + 1] int32
         seq_lens         [num_reqs] int32
@@ -14,7 +13,7 @@
 
 A request's queries are its last tokens: query i of n stands at position seq_len - n + i and sees the keys at
 that position and before. The new keys and values are in the cache already. Table entries of blocks that lie
-wholly before the window are never read. Arithmetic is in float32, and a request's result does not depend on
+wholly before the window may be 0. Arithmetic is in float32, and a request's result does not depend on
 the other requests of the batch.
 """
 
@@ -23,13 +22,13 @@ from __future__ import annotations
 import torch
 
 from fathom.kernels.attention import cpu, ref
+from fathom.kernels.kv_cache import KVCache
 from fathom.kernels.native import serves
 
 
 def paged_attention(
     query: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
+    cache: KVCache,
     block_table: torch.Tensor,
     query_start_loc: torch.Tensor,
     seq_lens: torch.Tensor,
@@ -38,7 +37,5 @@ def paged_attention(
     softcap: float | None = None,
 ) -> torch.Tensor:
     """The queries' attention to the cached keys and values of their own requests."""
-    kernel = cpu if serves(query) and serves(key_cache) else ref
-    return kernel.paged_attention(
-        query, key_cache, value_cache, block_table, query_start_loc, seq_lens, scale, window, softcap
-    )
+    kernel = cpu if serves(query) else ref
+    return kernel.paged_attention(query, cache, block_table, query_start_loc, seq_lens, scale, window, softcap)

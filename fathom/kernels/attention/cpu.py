@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from fathom.kernels.native import cpu
+from fathom.kernels.kv_cache import KVCache
+from fathom.kernels.native import cpu, kv_cache_arguments
 
 
 def paged_attention(
     query: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
+    cache: KVCache,
     block_table: torch.Tensor,
     query_start_loc: torch.Tensor,
     seq_lens: torch.Tensor,
@@ -18,9 +18,8 @@ def paged_attention(
     window: int | None = None,
     softcap: float | None = None,
 ) -> torch.Tensor:
-    """See the package's docstring for shapes and rules. The caches are float32 and contiguous."""
+    """See the package's docstring for shapes and rules."""
     num_tokens, num_heads, head_dim = query.shape
-    _, block_size, num_kv_heads, _ = key_cache.shape
     if query.stride()[1:] != (head_dim, 1):
         query = query.contiguous()
     if block_table.stride(1) != 1:
@@ -28,20 +27,16 @@ def paged_attention(
     query_start_loc, seq_lens = query_start_loc.contiguous(), seq_lens.contiguous()
     output = query.new_empty(num_tokens, num_heads, head_dim)
     cpu.paged_attention(
+        *kv_cache_arguments(cache),
         output.data_ptr(),
         query.data_ptr(),
-        key_cache.data_ptr(),
-        value_cache.data_ptr(),
         block_table.data_ptr(),
         query_start_loc.data_ptr(),
         seq_lens.data_ptr(),
         query.stride(0),
         block_table.stride(0),
         len(seq_lens),
-        block_size,
         num_heads,
-        num_kv_heads,
-        head_dim,
         scale,
         window or 0,
         softcap or 0.0,

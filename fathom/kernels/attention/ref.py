@@ -14,14 +14,15 @@ import math
 import torch
 import torch.nn.functional as F
 
+from fathom.kernels.kv_cache import KVCache
+
 # Bounds the score matrix (tile x keys per head) whatever the length of a prefill chunk.
 QUERY_TILE = 512
 
 
 def paged_attention(
     query: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
+    cache: KVCache,
     block_table: torch.Tensor,
     query_start_loc: torch.Tensor,
     seq_lens: torch.Tensor,
@@ -38,8 +39,7 @@ def paged_attention(
             continue
         first_position = seq_len - (end - start)
         oldest = _oldest_visible(first_position, window)
-        keys = _gather(key_cache, block_table[row], oldest, seq_len)
-        values = _gather(value_cache, block_table[row], oldest, seq_len)
+        keys, values = _gather(cache, block_table[row], oldest, seq_len)
         for tile in range(start, end, QUERY_TILE):
             tile_end = min(tile + QUERY_TILE, end)
             tile_position = first_position + tile - start
@@ -52,14 +52,18 @@ def _oldest_visible(position: int, window: int | None) -> int:
     return 0 if window is None else max(0, position - window + 1)
 
 
-def _gather(cache: torch.Tensor, blocks: torch.Tensor, first: int, end: int) -> torch.Tensor:
-    """Positions first .. end-1 of one request as [end - first, num_kv_heads, head_dim] float32."""
-    block_size = cache.shape[1]
-    first_block = first // block_size
-    used = blocks[first_block : -(-end // block_size)]
-    pages = cache.index_select(0, used).flatten(0, 1)
-    skipped = first_block * block_size
-    return pages[first - skipped : end - skipped].float()
+def _gather(cache: KVCache, blocks: torch.Tensor, first: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values of positions first .. end-1, each [end - first, num_kv_heads, head_dim] float32."""
+    first_block = first // cache.block_size
+    used = blocks[first_block : -(-end // cache.block_size)]
+    skipped = first_block * cache.block_size
+    sides = []
+    for side, pages in enumerate((cache.keys.transpose(2, 3), cache.values)):
+        numbers = pages.index_select(0, used).float()
+        if cache.scales is not None:
+            numbers = numbers * cache.scales[:, side].index_select(0, used)[..., None]
+        sides.append(numbers.transpose(1, 2).flatten(0, 1)[first - skipped : end - skipped])
+    return sides[0], sides[1]
 
 
 def _attend(

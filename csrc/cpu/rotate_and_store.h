@@ -1,0 +1,59 @@
+// What lies between the query-key-value product and attention. Included inside the level's namespace, by kernels.cpp.
+
+inline void rotate_head(float* output, const float* input, const float* cos, const float* sin, int64_t half) {
+  int64_t i = 0;
+  for (; i + kLanes <= half; i += kLanes) {
+    const Vector a = load(input + i), b = load(input + half + i), c = load(cos + i), s = load(sin + i);
+    store(output + i, a * c - b * s);
+    store(output + half + i, b * c + a * s);
+  }
+  for (; i < half; ++i) {
+    const float a = input[i], b = input[half + i];
+    output[i] = a * cos[i] - b * sin[i];
+    output[half + i] = b * cos[i] + a * sin[i];
+  }
+}
+
+// One token of a step; `memory` has room for two heads.
+template <typename Stored>
+inline void rotate_and_store_token(const RotateAndStoreArgs& args, int64_t token, float* memory) {
+  const KVCache& cache = args.cache;
+  const Pages<Stored> pages = {cache};
+  const int64_t dim = cache.head_dim, half = dim / 2;
+  const float* cos = args.cos + args.positions[token] * half;
+  const float* sin = args.sin + args.positions[token] * half;
+  const float* head = args.qkv + token * args.qkv_stride;
+  float* rotated = memory + dim;
+  const auto normalise_and_rotate = [&](float* output, const float* weight) {
+    if (weight != nullptr) normalise(memory, head, weight, dim, args.epsilon);
+    rotate_head(output, weight != nullptr ? memory : head, cos, sin, half);
+  };
+
+  float* query = args.query + token * args.num_heads * dim;
+  for (int64_t index = 0; index < args.num_heads; ++index, head += dim)
+    normalise_and_rotate(query + index * dim, args.query_norm);
+
+  const int64_t block = args.slots[token] / cache.block_size, offset = args.slots[token] % cache.block_size;
+  for (int64_t index = 0; index < cache.num_kv_heads; ++index, head += dim) {
+    normalise_and_rotate(rotated, args.key_norm);
+    const float scale = narrow_row(rotated, dim, pages.keys(block, index) + offset, cache.block_size);
+    if (cache.format == KVFormat::kInt8) pages.key_scales(block, index)[offset] = scale;
+  }
+  for (int64_t index = 0; index < cache.num_kv_heads; ++index, head += dim) {
+    const float scale = narrow_row(head, dim, pages.values(block, index) + offset * dim, 1);
+    if (cache.format == KVFormat::kInt8) pages.value_scales(block, index)[offset] = scale;
+  }
+}
+
+inline void rotate_and_store(const RotateAndStoreArgs& args) {
+  const int64_t row_size = (args.num_heads + 2 * args.cache.num_kv_heads) * args.cache.head_dim;
+  const int64_t step = rows_per_part(row_size);
+  with_stored_type(args.cache.format, [&](auto stored) {
+    pool().run((args.num_tokens + step - 1) / step, [&](int64_t part) {
+      static thread_local std::vector<float> memory;
+      float* heads = scratch(memory, 2 * args.cache.head_dim);
+      for (int64_t token = part * step; token < std::min(args.num_tokens, (part + 1) * step); ++token)
+        rotate_and_store_token<decltype(stored)>(args, token, heads);
+    });
+  });
+}

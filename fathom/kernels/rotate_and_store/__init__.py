@@ -1,0 +1,43 @@
+"""What lies between the query-key-value product and attention, in one call.
+
+    rotate_and_store(
+        qkv             [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim], rows [queries | keys | values]
+        positions       [num_tokens] int64
+        cos, sin        [max_positions, head_dim / 2] float32, the tables of all positions
+        slot_mapping    [num_tokens] int64, block * block_size + offset
+        cache           the layer's KVCache
+        query_norm, key_norm   [head_dim] float32, weights of an RMS norm of each head; None for no norm
+        eps             of these norms
+    ) -> queries [num_tokens, num_heads, head_dim], in qkv's dtype
+
+Queries and keys are normalised if the family does, then rotated by their positions: dimension i is paired with
+i + head_dim / 2, as in Hugging Face checkpoints. Keys and values go to their slots, rounded to the cache's format
+(to the nearest; what is too large for 16 bits becomes the largest number there is). In int8 a token's head has a
+scale of its own, its largest number / 127.
+
+Slots of one step are distinct, save for those in block 0, the null block, whose content nobody reads.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from fathom.kernels.kv_cache import KVCache
+from fathom.kernels.native import serves
+from fathom.kernels.rotate_and_store import cpu, ref
+
+
+def rotate_and_store(
+    qkv: torch.Tensor,
+    positions: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    cache: KVCache,
+    query_norm: torch.Tensor | None = None,
+    key_norm: torch.Tensor | None = None,
+    eps: float = 0.0,
+) -> torch.Tensor:
+    """The rotated queries; keys and values are stored."""
+    kernel = cpu if serves(qkv) else ref
+    return kernel.rotate_and_store(qkv, positions, cos, sin, slot_mapping, cache, query_norm, key_norm, eps)
