@@ -65,7 +65,7 @@ def model_steps(config: EngineConfig, rounds: int) -> list[float]:
         step = core.scheduler.schedule()
         start = time.perf_counter()
         core.executor.execute_model(step)
-        result = core.executor.sample_tokens()
+        result = core.executor.sample_tokens().result()[0]
         samples.append((time.perf_counter() - start) * 1000)
         core.scheduler.update_from_output(step, result)
     core.close()

@@ -85,6 +85,9 @@ class SchedulerOptions:
     scheduling_policy: Literal["fcfs", "priority"] = option(
         "fcfs", "Order of admission: first come first served, or lowest priority value first."
     )
+    async_scheduling: bool | None = option(
+        None, "Schedule a step while the one before it is computed; default: yes on CUDA, no on a CPU."
+    )
 
 
 @dataclass(frozen=True)

@@ -36,8 +36,19 @@ def resolve(config: EngineConfig, model: ModelConfig, hardware: Hardware) -> tup
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=budget,
         num_threads=threads,
+        async_scheduling=_async_scheduling(config, device, reasons),
     )
     return resolved, reasons
+
+
+def _async_scheduling(config: EngineConfig, device: str, reasons: list[str]) -> bool:
+    if config.scheduler.async_scheduling is not None:
+        return config.scheduler.async_scheduling
+    if device == "cpu":
+        reasons.append(
+            "async_scheduling=False: on a CPU scheduler and model share the cores, so little is won by overlapping them"
+        )
+    return device != "cpu"
 
 
 def _weights(config: EngineConfig, model: ModelConfig, device: str, hardware: Hardware, reasons: list[str]) -> str:

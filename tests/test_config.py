@@ -161,7 +161,13 @@ def test_nothing_is_left_open_and_every_choice_has_its_reason() -> None:
     assert (config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens) == (256, 2048)
     assert (config.runtime.device, config.runtime.num_threads) == ("cpu", 3)
     chosen = [reason.split(": ")[0] for reason in reasons]
-    assert chosen == ["max_model_len=4096", "num_threads=3", "weights=packed", "dtype=float32"]
+    assert chosen == [
+        "max_model_len=4096",
+        "num_threads=3",
+        "weights=packed",
+        "dtype=float32",
+        "async_scheduling=False",
+    ]
     assert all(len(reason.split(": ", 1)[1]) > 10 for reason in reasons)
 
 
@@ -174,6 +180,7 @@ def test_what_the_user_chose_stays_and_needs_no_reason() -> None:
         "dtype": "float32",
         "weights": "dense",
         "device": "cpu",
+        "async_scheduling": False,
     }
     config, reasons = resolve(EngineConfig.from_options(**options), MODEL, HARDWARE)
     assert config == EngineConfig.from_options(**options)
@@ -186,6 +193,13 @@ def test_resolve_is_pure() -> None:
     assert resolve(config, MODEL, HARDWARE) == first
     assert config == EngineConfig.from_options(max_num_seqs=7)
     assert resolve(first[0], MODEL, HARDWARE) == (first[0], [])
+
+
+def test_steps_are_scheduled_ahead_on_cuda_and_where_it_is_asked_for() -> None:
+    assert resolved().scheduler.async_scheduling is False
+    assert resolved(device="cuda").scheduler.async_scheduling is True
+    assert resolved(async_scheduling=True).scheduler.async_scheduling is True
+    assert resolved(device="cuda", async_scheduling=False).scheduler.async_scheduling is False
 
 
 def test_dtype_on_cuda_is_the_checkpoints() -> None:

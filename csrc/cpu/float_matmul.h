@@ -9,49 +9,10 @@
 // Few tokens walk through the panels as they lie in memory, once. For many tokens a piece of a panel is widened
 // first, into a buffer in the first cache, and multiplied with one tile of tokens after another.
 
-struct Half {
-  uint16_t bits;
-};
-struct BFloat {
-  uint16_t bits;
-};
-
 constexpr int kFloatTile = kLanes == 16 ? 8 : kLanes == 8 ? 6 : 2;  // tokens whose sums the registers hold
 constexpr int kFloatPanels = kLanes == 16 ? 2 : 1;                  // panels beside each other, likewise
 constexpr int64_t kPieceColumns = 256;
 constexpr int64_t kFloatBlockTokens = 96;
-
-typedef uint16_t ShortLanes __attribute__((vector_size(kLanes * 2)));
-typedef uint32_t UnsignedVector __attribute__((vector_size(kLanes * 4)));
-
-template <typename Element>
-inline UnsignedVector load_bits(const Element* from) {
-  ShortLanes bits;
-  __builtin_memcpy(&bits, from, sizeof bits);
-  return __builtin_convertvector(bits, UnsignedVector);
-}
-
-inline Vector widen(const float* from) { return load(from); }
-
-inline Vector widen(const BFloat* from) { return reinterpret_cast<Vector>(load_bits(from) << 16); }
-
-inline Vector widen(const Half* from) {
-#if defined(__AVX512F__)
-  // The form with a mask: gcc warns of the plain one's own source.
-  return _mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
-#elif defined(__F16C__)
-  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
-#else
-  // Exponent and mantissa move to their places; a product with 2^112 rebases the exponent, subnormal or not. Infinity
-  // and NaN, which have the largest exponent, keep the largest.
-  const UnsignedVector bits = load_bits(from);
-  const UnsignedVector magnitude = (bits & 0x7fff) << 13, sign = (bits & 0x8000) << 16;
-  const Vector scaled = reinterpret_cast<Vector>(magnitude) * 0x1p112f;
-  const UnsignedVector finite = reinterpret_cast<UnsignedVector>(magnitude < 0x0f800000);
-  const UnsignedVector value = (finite & reinterpret_cast<UnsignedVector>(scaled)) | (~finite & (magnitude | 0x7f800000));
-  return reinterpret_cast<Vector>(value | sign);
-#endif
-}
 
 // Where a product goes: the output's rows of some tokens.
 struct FloatOutput {
@@ -82,7 +43,7 @@ template <bool kFromMemory, typename Element, int kPanels, int kTokens>
       const Element* at = panels + panel * panel_stride + column * kPanel;
       if constexpr (kFromMemory) __builtin_prefetch(at + kAhead);
 #pragma GCC unroll 4
-      for (int part = 0; part < kParts; ++part) weights[panel * kParts + part] = widen(at + part * kLanes);
+      for (int part = 0; part < kParts; ++part) weights[panel * kParts + part] = load(at + part * kLanes);
     }
 #pragma GCC unroll 8
     for (int token = 0; token < kTokens; ++token) {
@@ -163,7 +124,7 @@ struct FloatMatrix {
   // Columns [first, end) of a panel, widened, to [columns, 16 rows].
   void decode(float* to, int64_t number, int64_t first, int64_t end) const {
     const Element* from = panel(number) + first * kPanel;
-    for (int64_t index = 0; index < (end - first) * kPanel; index += kLanes) store(to + index, widen(from + index));
+    for (int64_t index = 0; index < (end - first) * kPanel; index += kLanes) store(to + index, load(from + index));
   }
 };
 
@@ -240,7 +201,7 @@ inline void float_matmul(const FloatArgs& args) {
     case FloatType::kFloat16:
       return float_product(FloatMatrix<Half>{static_cast<const Half*>(args.values), args.columns}, args);
     case FloatType::kBFloat16:
-      return float_product(FloatMatrix<BFloat>{static_cast<const BFloat*>(args.values), args.columns}, args);
+      return float_product(FloatMatrix<BFloat16>{static_cast<const BFloat16*>(args.values), args.columns}, args);
   }
 }
 
@@ -257,7 +218,7 @@ inline void gather_float_rows(const FloatRowsArgs& args) {
         const int64_t count = std::min<int64_t>(kLanes, args.columns - column);
         Element some[kLanes] = {};
         for (int64_t lane = 0; lane < count; ++lane) some[lane] = from[(column + lane) * kPanel];
-        store_first(to + column, widen(some) * args.factor, count);
+        store_first(to + column, load(some) * args.factor, count);
       }
     }
   });
@@ -270,7 +231,7 @@ inline void float_rows(const FloatRowsArgs& args) {
     case FloatType::kFloat16:
       return gather_float_rows<Half>(args);
     case FloatType::kBFloat16:
-      return gather_float_rows<BFloat>(args);
+      return gather_float_rows<BFloat16>(args);
   }
 }
 

@@ -1,7 +1,7 @@
 """InprocClient: the engine in the caller's own process. No boundary to cross; `get_outputs` runs a step.
 
 Supported, not for debugging only: it saves the round trip, which counts when calls are many and short. The
-price is that nothing overlaps: text is made while the model waits.
+price is that nothing overlaps, unless steps are scheduled ahead: text is made while the model waits.
 """
 
 from __future__ import annotations

@@ -1,8 +1,18 @@
-"""EngineCore: the engine without a process around it. One step is schedule, execute, sample, update."""
+"""EngineCore: the engine without a process around it. One step is schedule, execute, sample, update.
+
+With async scheduling two steps are in flight, and the scheduler works while the model computes:
+
+    scheduler   schedule 1, 2 |  wait   | update 1, send, schedule 3 | wait | update 2, send, schedule 4 | ...
+    worker                    | 1           | 2                          | 3                             | ...
+"""
 
 from __future__ import annotations
 
 import logging
+from collections import deque
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
 
 from fathom.core.control import ControlOperations
 from fathom.core.kv_cache.groups import blocks_per_sequence, longest_sequence, make_kv_cache_config
@@ -13,6 +23,7 @@ from fathom.executor.uniproc import UniprocExecutor
 from fathom.kv_cache_spec import KVCacheConfig
 from fathom.phases import Phases
 from fathom.plugins import load_general_plugins
+from fathom.step import ModelRunnerOutput, SchedulerOutput
 from fathom.wire.messages import (
     AbortRequests,
     AddRequests,
@@ -25,6 +36,20 @@ from fathom.wire.messages import (
 )
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class LaunchedStep:
+    """A step that the workers have been given, and what will become of it."""
+
+    work: SchedulerOutput
+    forward: Future[list[None]]
+    tokens: Future[list[Any]]
+
+    def result(self) -> ModelRunnerOutput:
+        """Wait for the step; raises what it raised."""
+        self.forward.result()  # if both failed, this is why
+        return self.tokens.result()[0]  # type: ignore[no-any-return]
 
 
 class EngineCore:
@@ -49,6 +74,8 @@ class EngineCore:
         self.scheduler = Scheduler(setup.config, kv_cache_config, max_model_len)
         self._control = ControlOperations(self.scheduler, self.executor)
         self._refused: list[EngineCoreOutput] = []
+        self._max_in_flight = 2 if setup.config.scheduler.async_scheduling else 1
+        self._in_flight: deque[LaunchedStep] = deque()
         self.ready = EngineReady(
             max_model_len=max_model_len,
             num_kv_blocks=kv_cache_config.num_blocks,
@@ -69,14 +96,15 @@ class EngineCore:
         return self._control.call(message)
 
     def has_work(self) -> bool:
-        return self.scheduler.has_unfinished_requests() or bool(self._refused)
+        return self.scheduler.has_unfinished_requests() or bool(self._in_flight) or bool(self._refused)
 
     def step(self) -> EngineCoreOutputs:
-        """One step for the requests that there are, and the refusals since the last one."""
-        if self.scheduler.has_unfinished_requests():
-            outputs = self._run_step()
-        else:
-            outputs = EngineCoreOutputs([])
+        """What the oldest step in flight gave, after launching as many as may be, and the refusals since the last one.
+
+        The caller sends these outputs while the next step, if one could be launched, is computed.
+        """
+        self._launch_steps()
+        outputs = self._finish_step(self._in_flight.popleft()) if self._in_flight else EngineCoreOutputs([])
         outputs.outputs += self._refused
         self._refused = []
         return outputs
@@ -84,19 +112,26 @@ class EngineCore:
     def close(self) -> None:
         self.executor.shutdown()
 
-    def _run_step(self) -> EngineCoreOutputs:
-        """Schedule, execute, sample, update. An error in between ends the step's requests, not the engine."""
-        work = self.scheduler.schedule()
-        if not work.num_scheduled_tokens:
-            raise ServerError(f"no request can be scheduled: {self.scheduler.stats()}")
-        logger.debug("step %s", work.annotation)
+    def _launch_steps(self) -> None:
+        while len(self._in_flight) < self._max_in_flight and self.scheduler.has_unfinished_requests():
+            work = self.scheduler.schedule()
+            if not work.num_scheduled_tokens:
+                if not self._in_flight:
+                    raise ServerError(f"no request can be scheduled: {self.scheduler.stats()}")
+                return  # all requests wait for their last tokens
+            logger.debug("step %s", work.annotation)
+            forward = self.executor.execute_model(work)
+            self._in_flight.append(LaunchedStep(work, forward, self.executor.sample_tokens()))
+
+    def _finish_step(self, step: LaunchedStep) -> EngineCoreOutputs:
+        """Wait for a step and apply its result. If it raised, its requests are ended, not the engine."""
         try:
-            self.executor.execute_model(work)
-            result = self.executor.sample_tokens()
+            result = step.result()
         except Exception as error:
             logger.exception("a step failed; its requests are ended, the engine goes on")
-            return self.scheduler.fail_step(work, f"the model step failed: {type(error).__name__}: {error}")
-        return self.scheduler.update_from_output(work, result)
+            self._in_flight.clear()  # steps behind it are not to be reported; whatever is launched runs after them
+            return self.scheduler.fail_step(step.work, f"the model step failed: {type(error).__name__}: {error}")
+        return self.scheduler.update_from_output(step.work, result)
 
     def _size_kv_cache(self, setup: EngineSetup) -> tuple[KVCacheConfig, int]:
         """The pool's layout, and max_model_len cut to what it can hold."""

@@ -22,17 +22,20 @@ class RequestStatus(IntEnum):
 class Request:
     """One request as the scheduler sees it.
 
-    There is no prefill and no decode, only a cursor, `num_computed_tokens`, that runs after `num_tokens`: a new
-    request is a whole prompt behind, a request that generates is one token behind.
+    There is no prefill and no decode, only a cursor, `num_computed_tokens`, that runs after the request's tokens: a
+    new request is a whole prompt behind, a request that generates is one token behind. Among the tokens that it runs
+    after are `num_awaited_tokens` whose values are not known yet, since the steps that sample them are in flight.
     """
 
     __slots__ = (
         "arrival_time",
         "block_hashes",
         "choice",
+        "end_token_ids",
         "extra_key",
         "key",
-        "max_tokens",
+        "max_num_tokens",
+        "num_awaited_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
         "num_preemptions",
@@ -44,12 +47,16 @@ class Request:
         "scheduled_time",
         "seed",
         "status",
-        "stop_token_ids",
         "token_ids",
     )
 
     def __init__(
-        self, source: EngineCoreRequest, prompt: np.ndarray, params: SamplingParams, key: tuple[int, int]
+        self,
+        source: EngineCoreRequest,
+        prompt: np.ndarray,
+        params: SamplingParams,
+        key: tuple[int, int],
+        max_model_len: int,
     ) -> None:
         self.request_id = source.request_id
         self.params = params
@@ -62,11 +69,13 @@ class Request:
         self.token_ids = array("i", prompt.astype(np.int32, copy=False).tobytes())
         self.num_prompt_tokens = len(self.token_ids)
         self.num_computed_tokens = 0
+        self.num_awaited_tokens = 0
         self.num_cached_tokens = -1  # -1: not admitted yet
         self.num_preemptions = 0
         self.scheduled_time = 0.0
-        self.max_tokens = params.max_tokens or 2**31
-        self.stop_token_ids = frozenset(params.stop_token_ids or ())
+        self.max_num_tokens = min(self.num_prompt_tokens + (params.max_tokens or max_model_len), max_model_len)
+        eos_token_ids = () if params.ignore_eos else params.eos_token_ids
+        self.end_token_ids = frozenset((*eos_token_ids, *(params.stop_token_ids or ())))
         self.block_hashes: list[bytes] = []
         self.prompt_logprobs_sent = params.prompt_logprobs is None
         self.status = RequestStatus.WAITING
@@ -84,17 +93,20 @@ class Request:
             parent = hashes[-1] if hashes else b""
             hashes.append(hasher.hash(parent, self.token_ids[start : start + size].tobytes(), self.extra_key))
 
-    def append(self, token_id: int, max_model_len: int) -> tuple[FinishReason | None, int | None]:
+    def ends_by_length(self) -> bool:
+        """Whether the tokens that exist or are awaited are all that it may have, so that nothing is left to compute."""
+        return len(self.token_ids) + self.num_awaited_tokens >= self.max_num_tokens
+
+    def append(self, token_id: int) -> tuple[FinishReason | None, int | None]:
         """Add a sampled token; returns (finish reason, stop token id) or (None, None)."""
         self.token_ids.append(token_id)
-        num_output = len(self.token_ids) - self.num_prompt_tokens
-        params = self.params
-        if num_output >= params.min_tokens:
-            if not params.ignore_eos and token_id in params.eos_token_ids:
-                return FinishReason.STOP, None
-            if token_id in self.stop_token_ids:
-                return FinishReason.STOP, token_id
-        if num_output >= self.max_tokens or len(self.token_ids) >= max_model_len:
+        num_tokens = len(self.token_ids)
+        if token_id in self.end_token_ids:
+            params = self.params
+            if num_tokens - self.num_prompt_tokens >= params.min_tokens:
+                is_eos = not params.ignore_eos and token_id in params.eos_token_ids
+                return FinishReason.STOP, None if is_eos else token_id
+        if num_tokens >= self.max_num_tokens:
             return FinishReason.LENGTH, None
         return None, None
 

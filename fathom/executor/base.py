@@ -1,28 +1,36 @@
-"""Executor: one worker or many, behind the same few methods. Everything follows from collective_rpc."""
+"""Executor: one worker or many, behind the same few methods. Everything follows from `submit`."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from concurrent.futures import Future
 from typing import Any
 
 from fathom.kv_cache_spec import KVCacheConfig, LayerKVSpec
-from fathom.step import ModelRunnerOutput, SchedulerOutput
+from fathom.step import SchedulerOutput
 
 
 class Executor(ABC):
-    """Runs each step on every worker. All methods raise what a worker raised."""
+    """Runs calls on every worker, one after another in the order in which they were submitted."""
 
     @abstractmethod
-    def collective_rpc(self, method: str, args: list[Any] | None = None) -> list[Any]:
-        """Call `method(*args)` on every worker; returns their results, rank 0 first."""
+    def submit(self, method: str, args: list[Any] | None = None) -> Future[list[Any]]:
+        """Call `method(*args)` on every worker, without waiting if workers run on their own.
+
+        The future holds their results, rank 0 first, or what a worker raised.
+        """
 
     @abstractmethod
     def shutdown(self) -> None:
         """Let the workers go; the last call."""
 
+    def collective_rpc(self, method: str, args: list[Any] | None = None) -> list[Any]:
+        """Call `method(*args)` on every worker and wait; returns their results, raises what a worker raised."""
+        return self.submit(method, args).result()
+
     def get_kv_cache_specs(self) -> list[LayerKVSpec]:
         """What each attention layer of the model stores, in order of the layers."""
-        return self._first("get_kv_cache_specs")  # type: ignore[no-any-return]
+        return self.collective_rpc("get_kv_cache_specs")[0]  # type: ignore[no-any-return]
 
     def determine_available_memory(self) -> int:
         """Bytes that the KV cache may take, on the worker that has the least."""
@@ -36,13 +44,13 @@ class Executor(ABC):
         """Run the model once, so that the first request does not pay for what is set up lazily."""
         self.collective_rpc("warm_up")
 
-    def execute_model(self, scheduler_output: SchedulerOutput) -> None:
+    def execute_model(self, scheduler_output: SchedulerOutput) -> Future[list[None]]:
         """Launch the forward pass; its logits stay with the workers until sample_tokens."""
-        self.collective_rpc("execute_model", [scheduler_output])
+        return self.submit("execute_model", [scheduler_output])
 
-    def sample_tokens(self) -> ModelRunnerOutput:
-        """Sample from the logits of the last execute_model."""
-        return self._first("sample_tokens")  # type: ignore[no-any-return]
+    def sample_tokens(self) -> Future[list[Any]]:
+        """Sample from the logits of the last execute_model; rank 0's result is a ModelRunnerOutput.
 
-    def _first(self, method: str) -> Any:
-        return self.collective_rpc(method)[0]
+        A call of its own, since what restricts the choice of tokens may be known later than what the forward needs.
+        """
+        return self.submit("sample_tokens")

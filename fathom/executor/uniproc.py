@@ -1,7 +1,9 @@
-"""UniprocExecutor: one worker in the engine's own process."""
+"""UniprocExecutor: one worker in the engine's own process, on the caller's thread or on one of its own."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from fathom.errors import ValidationError
@@ -11,19 +13,42 @@ from fathom.wire.messages import EngineSetup
 
 
 class UniprocExecutor(Executor):
-    """Loads the model on construction."""
+    """Loads the model on construction.
+
+    With async scheduling the worker lives on a thread, from its construction on, since OpenMP's settings are a
+    thread's own; kernels release the interpreter, and the scheduler runs beside them. Without, a call has run when
+    `submit` returns.
+    """
 
     def __init__(self, setup: EngineSetup) -> None:
         limit_openmp_spinning()
-        from fathom.worker.worker import Worker  # torch starts here
+        threaded = setup.config.scheduler.async_scheduling
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="worker") if threaded else None
+        self._worker: Any = self._start(_make_worker, setup).result()
 
-        self._worker = Worker(setup)
-
-    def collective_rpc(self, method: str, args: list[Any] | None = None) -> list[Any]:
+    def submit(self, method: str, args: list[Any] | None = None) -> Future[list[Any]]:
         function = getattr(self._worker, method, None)
         if function is None or method.startswith("_"):
             raise ValidationError(f"the worker has no method {method!r}.", parameter="method", value=method)
-        return [function(*(args or ()))]
+        return self._start(lambda: [function(*(args or ()))])
 
     def shutdown(self) -> None:
-        self._worker.shutdown()
+        self._start(self._worker.shutdown).result()
+        if self._thread is not None:
+            self._thread.shutdown()
+
+    def _start(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
+        if self._thread is not None:
+            return self._thread.submit(function, *args)
+        future: Future[Any] = Future()
+        try:
+            future.set_result(function(*args))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+def _make_worker(setup: EngineSetup) -> Any:
+    from fathom.worker.worker import Worker  # torch starts here
+
+    return Worker(setup)

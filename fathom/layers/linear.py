@@ -67,6 +67,10 @@ class Linear(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.method.multiply(self, x)
 
+    def part_bytes(self) -> int:
+        """Memory that the matrix takes beside `weight`."""
+        return sum(part.matrix.nbytes for part in getattr(self, "parts", ()))
+
 
 class MergedLinear(Linear):
     """Several projections of one input; ``rows[name]`` says which output rows are whose, for the loader."""

@@ -157,8 +157,7 @@ class CausalLM(nn.Module):
     def weight_bytes(self) -> int:
         """Memory that the weights take; what two layers share counts once."""
         plain = sum(parameter.nbytes for parameter in self.parameters() if not parameter.is_meta)
-        layers = {layer for layer in self.modules() if isinstance(layer, Linear)}
-        return plain + sum(part.matrix.nbytes for layer in layers for part in getattr(layer, "parts", ()))
+        return plain + sum(layer.part_bytes() for layer in self.modules() if isinstance(layer, Linear))
 
     def weight_map(self, file_format: CheckpointFormat) -> dict[str, WeightTarget]:
         """Name of each tensor that a checkpoint of this model must hold -> where it goes.

@@ -1,8 +1,9 @@
 """StepGraphs: decode steps on the CPU, recorded once for each number of rows and then replayed by one native call.
 
 A decode step of n rows always makes the same kernel calls with the same sizes; only what lies in the inputs
-differs. So the first step of n rows runs with its inputs and intermediate tensors in memory that stays where it is,
-while the native kernels note down their calls. Every later one is a copy of the inputs and a replay:
+differs. Those are always in the same place (worker/input_buffers.py); the first step of n rows runs with its
+intermediate tensors in memory that stays where it is, too, while the native kernels note down their calls. Every later
+step of n rows is a replay:
 
     model(...)     some 300 calls from Python, each a few microseconds of allocating, slicing and checking
     graph.replay() the same kernels back to back
@@ -14,7 +15,7 @@ also runs an operation of torch's is never replayed.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,10 +23,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fathom.kernels import native
-from fathom.kernels.kv_cache import KVCache
 from fathom.models.decoder import CausalLM
 from fathom.worker.arena import Arena
-from fathom.worker.forward_batch import BlockTables, ForwardBatch, StepInputs
+from fathom.worker.forward_batch import StepInputs
 
 logger = logging.getLogger(__name__)
 
@@ -35,10 +35,9 @@ MAX_GRAPH_ROWS = 64
 
 @dataclass(frozen=True, slots=True)
 class _RecordedStep:
-    """A graph, the tensors that it reads its inputs from, and those that it leaves its results in."""
+    """A graph, and the tensors that it leaves its results in."""
 
     graph: Any
-    inputs: StepInputs
     hidden: torch.Tensor
     logits: torch.Tensor
 
@@ -47,26 +46,17 @@ class StepGraphs:
     """The recorded steps of one model runner.
 
     Args:
-        kv_caches, group_of_layer: of the runner; the caches must stay where they are.
         max_num_seqs: the most rows of a step.
+
+    The tensors of all steps' inputs, KV caches included, must be at the same addresses, whatever the number of rows.
     """
 
-    def __init__(
-        self,
-        model: CausalLM,
-        kv_caches: list[KVCache],
-        group_of_layer: list[int],
-        block_size: int,
-        max_num_seqs: int,
-        max_model_len: int,
-    ) -> None:
+    def __init__(self, model: CausalLM, max_num_seqs: int) -> None:
         self._model = model
-        self._group_of_layer = group_of_layer
         self._max_rows = min(max_num_seqs, MAX_GRAPH_ROWS)
         self._arena = Arena(self._max_rows)
         self._recorded: dict[int, _RecordedStep] = {}
         self._usable = True
-        self._inputs = _make_inputs(kv_caches, group_of_layer, self._max_rows, -(-max_model_len // block_size))
 
     def covers(self, num_scheduled: np.ndarray, complete: np.ndarray) -> bool:
         """Whether a step can be replayed: the last token of each request, and not too many of them.
@@ -86,24 +76,21 @@ class StepGraphs:
         recorded = self._recorded.get(rows)
         if recorded is None:
             return self._record(inputs, rows)
-        _copy(recorded.inputs, inputs, self._group_of_layer)
         recorded.graph.replay()
         return recorded.hidden, recorded.logits
 
     def _record(self, inputs: StepInputs, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Run the step and keep its graph."""
-        fixed = _first_rows(self._inputs, rows)
-        _copy(fixed, inputs, self._group_of_layer)
         watch = _Watch(self._arena)
         native.cpu.start_recording()
         try:
             with watch:
-                hidden = self._model(fixed.input_ids, fixed.positions, fixed.batch)
+                hidden = self._model(inputs.input_ids, inputs.positions, inputs.batch)
                 logits = self._model.compute_logits(hidden)
         finally:
             graph = native.cpu.stop_recording()
         if watch.foreign is None:
-            self._recorded[rows] = _RecordedStep(graph, fixed, hidden, logits)
+            self._recorded[rows] = _RecordedStep(graph, hidden, logits)
             logger.debug("recorded a decode step of %d rows: %d kernel calls", rows, len(graph))
         else:
             self._usable = False
@@ -143,42 +130,3 @@ def _shares_storage(result: Any, source: Any) -> bool:
         isinstance(tensor, torch.Tensor) and tensor.untyped_storage().data_ptr() == source.untyped_storage().data_ptr()
         for tensor in tensors
     )
-
-
-def _make_inputs(kv_caches: list[KVCache], group_of_layer: list[int], max_rows: int, max_blocks: int) -> StepInputs:
-    """Memory for the inputs of the largest step, with room for the longest sequences."""
-    groups = [
-        BlockTables(torch.zeros(max_rows, max_blocks, dtype=torch.int32), torch.zeros(max_rows, dtype=torch.int64))
-        for _ in set(group_of_layer)
-    ]
-    batch = ForwardBatch(
-        query_start_loc=torch.arange(max_rows + 1, dtype=torch.int32),
-        seq_lens=torch.zeros(max_rows, dtype=torch.int32),
-        kv_caches=kv_caches,
-        tables=[groups[group] for group in group_of_layer],
-    )
-    return StepInputs(torch.zeros(max_rows, dtype=torch.int64), torch.zeros(max_rows, dtype=torch.int64), batch)
-
-
-def _first_rows(inputs: StepInputs, rows: int) -> StepInputs:
-    """The inputs of a smaller step, on the same memory."""
-    batch = inputs.batch
-    batch = replace(
-        batch,
-        query_start_loc=batch.query_start_loc[: rows + 1],
-        seq_lens=batch.seq_lens[:rows],
-        tables=[BlockTables(table.block_table[:rows], table.slot_mapping[:rows]) for table in batch.tables],
-    )
-    return StepInputs(inputs.input_ids[:rows], inputs.positions[:rows], batch)
-
-
-def _copy(target: StepInputs, source: StepInputs, group_of_layer: list[int]) -> None:
-    """Copy what differs from step to step; a decode step's query_start_loc is always 0, 1, 2 ..."""
-    target.input_ids.copy_(source.input_ids)
-    target.positions.copy_(source.positions)
-    target.batch.seq_lens.copy_(source.batch.seq_lens)
-    for group in set(group_of_layer):
-        layer = group_of_layer.index(group)
-        to, table = target.batch.tables[layer], source.batch.tables[layer]
-        to.block_table[:, : table.block_table.shape[1]].copy_(table.block_table)
-        to.slot_mapping.copy_(table.slot_mapping)

@@ -56,10 +56,11 @@ class InputBatch:
         """Drop, add and move rows as the step says and extend block tables; None if no row changed places."""
         for request_id, new_blocks in step.new_block_ids.items():
             self._append_blocks(self.row_of[request_id], new_blocks)
-        holes = sorted(
-            (self.row_of.pop(request_id) for request_id in step.finished_request_ids if request_id in self.row_of),
-            reverse=True,
-        )
+        if not step.finished_request_ids and not step.new_requests:
+            return None
+        # A request that enters again has left, even if the step that was to say so failed before it came here.
+        leaving = (*step.finished_request_ids, *(request.request_id for request in step.new_requests))
+        holes = sorted((self.row_of.pop(key) for key in leaving if key in self.row_of), reverse=True)
         if not holes and not step.new_requests:
             return None
         added: list[AddedRequest] = []

@@ -7,10 +7,9 @@ kernels that are to be judged by them.
 
 from __future__ import annotations
 
-import dataclasses
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +17,7 @@ import torch
 from fathom.kernels import native
 
 if TYPE_CHECKING:
+    from fathom.kv_cache_spec import LayerKVSpec
     from fathom.models.decoder import CausalLM
     from fathom.worker.device import Device
 
@@ -26,25 +26,18 @@ MATRIX = 2048
 ROUNDS = 3
 
 
-def describe(model: CausalLM) -> dict[str, Any]:
+def describe(model: CausalLM, kv_specs: list[LayerKVSpec]) -> dict[str, Any]:
     """kernels: the native kernels' instruction set level, or "torch". weight_bytes: weights that one token reads.
     kv_bytes_per_position: keys and values of one token, all layers together.
 
     Of rope tables, and of an embedding that is not the head's matrix too, a token reads a row.
     """
-    unread = {id(module) for module in model.ropes}
-    if not model.config.tie_word_embeddings:
-        unread.add(id(model.embedding))
-    tensors = {
-        tensor.data_ptr(): tensor.nbytes
-        for module in model.modules()
-        if id(module) not in unread
-        for tensor in _tensors([module._parameters, vars(module)])
-    }
+    embedding = model.embedding
+    unread = 0 if model.config.tie_word_embeddings else embedding.part_bytes() + _plain_bytes(embedding.weight)
     return {
         "kernels": "torch" if native.cpu is None else native.cpu.level(),
-        "weight_bytes": sum(tensors.values()),
-        "kv_bytes_per_position": sum(spec.bytes_per_token for spec in model.kv_specs()),
+        "weight_bytes": model.weight_bytes() - unread,
+        "kv_bytes_per_position": sum(spec.bytes_per_token for spec in kv_specs),
     }
 
 
@@ -89,14 +82,6 @@ def _best_seconds(device: Device, call: Callable[[], object]) -> float:
     return best
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors in a module's attributes, in containers and dataclasses too; its submodules answer for themselves."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, dict):
-        yield from _tensors(list(value.values()))
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _tensors(item)
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        yield from _tensors([getattr(value, item.name) for item in dataclasses.fields(value)])
+def _plain_bytes(parameter: torch.Tensor) -> int:
+    """0 if the parameter is only declared."""
+    return 0 if parameter.is_meta else parameter.nbytes

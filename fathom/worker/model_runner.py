@@ -29,6 +29,7 @@ from fathom.worker.device import Device
 from fathom.worker.forward_batch import BlockTables, ForwardBatch, StepInputs
 from fathom.worker.graphs import StepGraphs
 from fathom.worker.input_batch import InputBatch
+from fathom.worker.input_buffers import InputBuffers
 from fathom.worker.prompt_logprobs import PromptLogprobs
 from fathom.worker.sample.logprobs import LogprobsMode
 from fathom.worker.sample.sampler import Sampler
@@ -78,6 +79,7 @@ class ModelRunner:
         kv_specs: list[LayerKVSpec],
         kv_cache: KVCacheConfig,
         max_num_seqs: int,
+        max_num_batched_tokens: int,
         max_model_len: int,
         logprobs_mode: LogprobsMode,
         use_graphs: bool,
@@ -87,13 +89,13 @@ class ModelRunner:
         self.device = device
         self.block_size = kv_cache.block_size
         self.batch = InputBatch(max_num_seqs, max_model_len, kv_cache)
+        max_blocks = -(-max_model_len // kv_cache.block_size)
+        self.buffers = InputBuffers(
+            max_num_batched_tokens, max_num_seqs, max_blocks, len(kv_cache.groups), device.torch_device
+        )
         self.prompt_logprobs = PromptLogprobs(model, logprobs_mode)
         self.kv_caches, self.group_of_layer = _allocate_kv_caches(kv_specs[0], device, kv_cache)
-        self.graphs: StepGraphs | None = None
-        if use_graphs:
-            self.graphs = StepGraphs(
-                model, self.kv_caches, self.group_of_layer, kv_cache.block_size, max_num_seqs, max_model_len
-            )
+        self.graphs = StepGraphs(model, max_num_seqs) if use_graphs else None
         self._pending: PendingStep | None = None
 
     @torch.inference_mode()
@@ -143,30 +145,38 @@ class ModelRunner:
 
         A row's new tokens are those at positions num_computed .. num_computed + scheduled - 1.
         """
-        batch, device = self.batch, self.device.torch_device
+        batch, buffers = self.batch, self.buffers
         scheduled = np.zeros(batch.num_rows, np.int64)
         for request_id, count in num_scheduled_tokens.items():
             scheduled[batch.row_of[request_id]] = count
-        rows = np.flatnonzero(scheduled)
+        rows = scheduled.nonzero()[0]
         counts = scheduled[rows]
-        query_start = np.zeros(len(rows) + 1, np.int64)
-        np.cumsum(counts, out=query_start[1:])
-
+        num_reqs = len(rows)
+        query_start = np.zeros(num_reqs + 1, np.int64)
+        counts.cumsum(out=query_start[1:])
+        num_tokens = int(query_start[-1])
         computed = batch.num_computed_tokens[rows]
-        row_of_token = np.repeat(rows, counts)
-        positions = np.arange(query_start[-1]) + np.repeat(computed - query_start[:-1], counts)
         seq_lens = computed + counts
+        row_of_token, positions = rows, computed
+        if num_tokens > num_reqs:
+            row_of_token = rows.repeat(counts)
+            positions = np.arange(num_tokens) + (computed - query_start[:-1]).repeat(counts)
+
+        buffers.input_ids.host[:num_tokens] = batch.token_ids[row_of_token, positions]
+        buffers.positions.host[:num_tokens] = positions
+        buffers.query_start_loc.host[: num_reqs + 1] = query_start
+        buffers.seq_lens.host[:num_reqs] = seq_lens
         tables = self._block_tables(rows, row_of_token, positions, int(seq_lens.max()))
         forward_batch = ForwardBatch(
-            query_start_loc=torch.from_numpy(query_start.astype(np.int32)).to(device),
-            seq_lens=torch.from_numpy(seq_lens.astype(np.int32)).to(device),
+            query_start_loc=buffers.query_start_loc.on_device(num_reqs + 1),
+            seq_lens=buffers.seq_lens.on_device(num_reqs),
             kv_caches=self.kv_caches,
             tables=[tables[group] for group in self.group_of_layer],
         )
         return PreparedStep(
             inputs=StepInputs(
-                input_ids=torch.from_numpy(batch.token_ids[row_of_token, positions].astype(np.int64)).to(device),
-                positions=torch.from_numpy(positions).to(device),
+                input_ids=buffers.input_ids.on_device(num_tokens),
+                positions=buffers.positions.on_device(num_tokens),
                 batch=forward_batch,
             ),
             rows=rows,
@@ -182,12 +192,16 @@ class ModelRunner:
         width = -(-longest // self.block_size)
         block_of_token, offset = np.divmod(positions, self.block_size)
         tables = []
-        for table in self.batch.block_tables:
-            slots = table[row_of_token, block_of_token].astype(np.int64) * self.block_size + offset
+        buffers = zip(self.batch.block_tables, self.buffers.block_tables, self.buffers.slot_mappings, strict=True)
+        for table, block_table, slot_mapping in buffers:
+            block_table.host[: len(rows), :width] = table[rows, :width]
+            slot_mapping.host[: len(positions)] = (
+                table[row_of_token, block_of_token] * np.int64(self.block_size) + offset
+            )
             tables.append(
                 BlockTables(
-                    block_table=torch.from_numpy(table[rows, :width]).to(self.device.torch_device),
-                    slot_mapping=torch.from_numpy(slots).to(self.device.torch_device),
+                    block_table=block_table.on_device(len(rows))[:, :width],
+                    slot_mapping=slot_mapping.on_device(len(positions)),
                 )
             )
         return tables

@@ -85,7 +85,8 @@ class Worker:
 
     def warm_up(self) -> None:
         """One prefill and one decode on the null block: first calls set up much that later ones reuse."""
-        self._run_dummy_batch(self._ready_runner(), num_requests=1, tokens_each=8)
+        assert self._config.scheduler.max_num_batched_tokens is not None
+        self._run_dummy_batch(self._ready_runner(), 1, min(8, self._config.scheduler.max_num_batched_tokens))
 
     def execute_model(self, step: SchedulerOutput) -> None:
         self._ready_runner().execute_model(step)
@@ -95,7 +96,7 @@ class Worker:
 
     def describe(self) -> dict[str, Any]:
         """What the model reads for one token, and which kernels do it; see worker/limits.py."""
-        return limits.describe(self._model)
+        return limits.describe(self._model, self._kv_specs)
 
     def measure_limits(self) -> dict[str, float]:
         """Bandwidth and peaks of the device, measured now; takes about a second."""
@@ -141,6 +142,7 @@ class Worker:
 
     def _make_runner(self, kv_cache: KVCacheConfig, max_model_len: int) -> ModelRunner:
         assert self._config.scheduler.max_num_seqs is not None
+        assert self._config.scheduler.max_num_batched_tokens is not None
         return ModelRunner(
             self._model,
             self._sampler,
@@ -148,6 +150,7 @@ class Worker:
             self._kv_specs,
             kv_cache,
             self._config.scheduler.max_num_seqs,
+            self._config.scheduler.max_num_batched_tokens,
             max_model_len,
             self._config.model.logprobs_mode,
             use_graphs=self.device.replays_steps and not self._config.runtime.enforce_eager,

@@ -2,17 +2,20 @@
 
 A slot's content is its KV group and the hash of the whole prefix up to its token, so reading a stale, foreign or
 unwritten slot is caught at once. The token that a row "samples" is a function of its prefix: the same request
-gives the same answer however it is scheduled, which `expected_answer` computes by itself.
+gives the same answer however it is scheduled, which `expected_answer` computes by itself. Rows and whole steps can be
+made to fail; what they leave in their slots is then right for nobody.
 """
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass, field
 
 from fathom.kv_cache_spec import KVCacheConfig
 from fathom.step import ModelRunnerOutput, SchedulerOutput
 
 VOCAB = 7
+GARBAGE = -1  # what no prefix hashes to in practice
 
 
 def extend(prefix_hash: int, token: int) -> int:
@@ -40,6 +43,7 @@ class Row:
     num_computed: int
     tables: list[list[int]]
     hashes: list[int] = field(default_factory=list)
+    failed: bool = False
 
     def hash_at(self, position: int) -> int:
         while len(self.hashes) <= position:
@@ -55,7 +59,40 @@ class SimulatedWorker:
         self.rows: dict[str, Row] = {}
         self.slots: dict[tuple[int, int], tuple[int, int]] = {}
 
-    def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
+    def execute(self, step: SchedulerOutput, failing: Container[str] = ()) -> ModelRunnerOutput:
+        """Run a step; the rows of `failing` get an error in place of their token."""
+        self._apply(step)
+        # As in a forward pass, all new keys and values are written before anything is read.
+        for request_id, count in step.num_scheduled_tokens.items():
+            self._write(self.rows[request_id], count)
+        sampled, errors = {}, {}
+        for request_id, count in step.num_scheduled_tokens.items():
+            row = self.rows[request_id]
+            if not row.failed:
+                self._check_reads(row, count)
+            row.num_computed += count
+            if row.failed or row.num_computed < len(row.tokens):
+                continue
+            if request_id in failing:
+                row.failed = True
+                errors[request_id] = "failed"
+            else:
+                sampled[request_id] = next_token(row.hash_at(len(row.tokens) - 1))
+                row.tokens.append(sampled[request_id])
+        return ModelRunnerOutput(sampled_token_ids=sampled, errors=errors)
+
+    def fail(self, step: SchedulerOutput, *, reached: bool) -> None:
+        """Fail in a step, or run one on top of a failed one: before its differences are applied, or after."""
+        if reached:
+            for new in step.new_requests:  # the step that was to drop such a row may have failed before
+                self.rows.pop(new.request_id, None)
+            self._apply(step)
+        for request_id, count in step.num_scheduled_tokens.items():
+            if request_id in self.rows:
+                self.rows[request_id].failed = True
+                self._write(self.rows[request_id], count)
+
+    def _apply(self, step: SchedulerOutput) -> None:
         for request_id in step.finished_request_ids:
             self.rows.pop(request_id, None)
         for new in step.new_requests:
@@ -63,27 +100,19 @@ class SimulatedWorker:
             tables = [list(table) for table in new.block_ids]
             self.rows[new.request_id] = Row(new.token_ids.tolist(), new.num_computed_tokens, tables)
         for request_id, blocks in step.new_block_ids.items():
-            for table, more in zip(self.rows[request_id].tables, blocks, strict=True):
-                table += more
-        # As in a forward pass, all new keys and values are written before anything is read.
-        for request_id, count in step.num_scheduled_tokens.items():
-            self._write(self.rows[request_id], count)
-        sampled = {}
-        for request_id, count in step.num_scheduled_tokens.items():
-            row = self.rows[request_id]
-            self._check_reads(row, count)
-            row.num_computed += count
-            if row.num_computed == len(row.tokens):
-                sampled[request_id] = next_token(row.hash_at(len(row.tokens) - 1))
-                row.tokens.append(sampled[request_id])
-        return ModelRunnerOutput(sampled_token_ids=sampled)
+            if request_id in self.rows:  # it is not, on top of a failed step
+                for table, more in zip(self.rows[request_id].tables, blocks, strict=True):
+                    table += more
 
     def _write(self, row: Row, count: int) -> None:
         for position in range(row.num_computed, row.num_computed + count):
             for group, table in enumerate(row.tables):
+                if row.failed and position // self.block_size >= len(table):
+                    continue
                 block = table[position // self.block_size]
                 assert block != 0, "a new token would be written to the null block"
-                self.slots[block, position % self.block_size] = (group, row.hash_at(position))
+                content = GARBAGE if row.failed else row.hash_at(position)
+                self.slots[block, position % self.block_size] = (group, content)
 
     def _check_reads(self, row: Row, count: int) -> None:
         last = row.num_computed + count - 1

@@ -1,18 +1,47 @@
-"""Random arrivals, aborts and steps under random limits: nothing leaks, nothing starves, every answer is right."""
+"""Random arrivals, aborts, failures and steps under random limits: nothing leaks or starves, every answer is right.
+
+Steps are in flight one, two or three deep. What the answers must be follows from the prompts alone, so that they are
+those of a scheduler that never runs ahead.
+"""
 
 from __future__ import annotations
 
 import random
+from collections import deque
+from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fathom.core.kv_cache.groups import longest_sequence
+from fathom.step import ModelRunnerOutput, SchedulerOutput
+from fathom.wire.messages import EngineCoreOutputs, FinishReason
 from tests.core.helpers import kv_config, make_scheduler, request
-from tests.core.simulator import SimulatedWorker, expected_answer
+from tests.core.simulator import VOCAB, SimulatedWorker, expected_answer
 
 WINDOWS = [(None,), (None, 5), (7,), (None, 5, 5, 9, 9)]
+FAILED_STEP = "the step failed"
+
+
+@dataclass
+class Expectation:
+    """A request's answer and the way it ends, if it is left alone."""
+
+    tokens: list[int]
+    reason: FinishReason
+    stop_reason: int | None
+    answer: list[int] = field(default_factory=list)
+
+
+def expectation(
+    prompt: list[int], max_tokens: int, stop_token_ids: list[int], eos_token_ids: list[int], min_tokens: int
+) -> Expectation:
+    tokens = expected_answer(prompt, max_tokens)
+    for count, token in enumerate(tokens, start=1):
+        if count >= min_tokens and token in (*eos_token_ids, *stop_token_ids):
+            return Expectation(tokens[:count], FinishReason.STOP, None if token in eos_token_ids else token)
+    return Expectation(tokens, FinishReason.LENGTH, None)
 
 
 class Driver:
@@ -39,17 +68,18 @@ class Driver:
         )
         self.max_model_len = max_model_len
         self.worker = SimulatedWorker(self.kv)
-        self.expected: dict[str, list[int]] = {}
-        self.answers: dict[str, list[int]] = {}
-        self.finished: set[str] = set()
-        self.first_tokens: list[int] = []
+        self.depth = chance.choice([1, 2, 2, 3])
+        self.failures = chance.choice([0.0, 0.0, 0.02])
+        self.in_flight: deque[tuple[SchedulerOutput, ModelRunnerOutput | None]] = deque()
+        self.expected: dict[str, Expectation] = {}
         self.num_added = 0
         self.seeds = [[chance.randrange(3) for _ in range(40)] for _ in range(3)]
 
     def operate(self) -> None:
         action = self.chance.random()
         if action < 0.25 and len(self.scheduler.requests) < 12:
-            self.add()
+            self.num_added += 1
+            self.add(str(self.num_added))
         elif action < 0.30 and self.scheduler.requests:
             self.abort()
         elif action < 0.305:
@@ -57,51 +87,89 @@ class Driver:
         else:
             self.step()
 
-    def add(self) -> None:
-        length = self.chance.randint(1, self.max_model_len - 1)
-        prompt = self.chance.choice(self.seeds)[:length]  # common prefixes, so that the cache is used
-        prompt[-1] = self.chance.randrange(3)
-        max_tokens = self.chance.randint(1, 20)
-        request_id = str(self.num_added)
-        self.num_added += 1
-        priority = self.chance.randrange(3) if self.policy == "priority" else 0
-        salt = self.chance.choice([None, None, "tenant"])
-        assert (
-            self.scheduler.add_requests(request(request_id, prompt, max_tokens, priority=priority, cache_salt=salt))
-            == []
-        )
-        self.expected[request_id] = expected_answer(prompt, min(max_tokens, self.max_model_len - len(prompt)))
-        self.answers[request_id] = []
+    def add(self, request_id: str) -> None:
+        chance = self.chance
+        length = chance.randint(1, self.max_model_len - 1)
+        prompt = chance.choice(self.seeds)[:length]  # common prefixes, so that the cache is used
+        prompt[-1] = chance.randrange(3)
+        max_tokens = chance.randint(1, 20)
+        ends = {
+            "stop_token_ids": chance.sample(range(VOCAB), chance.choice([0, 0, 1])),
+            "eos_token_ids": chance.sample(range(VOCAB), chance.choice([0, 0, 1])),
+            "min_tokens": chance.choice([0, 0, min(4, max_tokens)]),
+        }
+        priority = chance.randrange(3) if self.policy == "priority" else 0
+        salt = chance.choice([None, None, "tenant"])
+        message = request(request_id, prompt, max_tokens, priority=priority, cache_salt=salt, **ends)
+        assert self.scheduler.add_requests(message) == []
+        self.expected[request_id] = expectation(prompt, min(max_tokens, self.max_model_len - len(prompt)), **ends)
 
     def abort(self) -> None:
+        """Abort a request, wherever it is; its id may be used again at once."""
         request_id = self.chance.choice(list(self.scheduler.requests))
         self.scheduler.finish_requests([request_id])
         del self.expected[request_id]
+        if self.chance.random() < 0.3:
+            self.add(request_id)
 
     def step(self) -> None:
-        if not self.scheduler.has_unfinished_requests():
-            return
+        while len(self.in_flight) < self.depth and self.scheduler.has_unfinished_requests():
+            if not self.launch():
+                break
+        if self.in_flight:
+            self.land()
+
+    def launch(self) -> bool:
         step = self.scheduler.schedule()
-        assert step.num_scheduled_tokens, "work is waiting and nothing is scheduled"
+        if not step.num_scheduled_tokens:
+            assert self.in_flight, "work is waiting and nothing is scheduled"
+            return False
         assert step.total_num_scheduled_tokens == sum(step.num_scheduled_tokens.values())
         assert step.total_num_scheduled_tokens <= self.scheduler.max_num_batched_tokens
-        for output in self.scheduler.update_from_output(step, self.worker.execute(step)).outputs:
-            answer = self.answers[output.request_id]
-            if not answer:
-                self.first_tokens.append(int(output.request_id))
-            answer += output.new_token_ids
+        chance = self.chance
+        behind_a_failure = bool(self.in_flight) and self.in_flight[-1][1] is None
+        if behind_a_failure or chance.random() < self.failures:
+            self.worker.fail(step, reached=chance.random() < 0.5)
+            self.in_flight.append((step, None))
+        else:
+            failing = [key for key in step.num_scheduled_tokens if chance.random() < self.failures / 2]
+            self.in_flight.append((step, self.worker.execute(step, failing)))
+        return True
+
+    def land(self) -> None:
+        step, result = self.in_flight.popleft()
+        if result is None:
+            living = {key for key in step.num_scheduled_tokens if key in self.scheduler.requests}
+            outputs = self.scheduler.fail_step(step, FAILED_STEP)
+            self.in_flight.clear()
+            assert {output.request_id for output in outputs.outputs} <= living
+            for output in outputs.outputs:
+                assert (output.error, output.new_token_ids) == (FAILED_STEP, [])
+                del self.expected[output.request_id]
+        else:
+            self.check(self.scheduler.update_from_output(step, result))
+
+    def check(self, outputs: EngineCoreOutputs) -> None:
+        for output in outputs.outputs:
+            if output.finish_reason is FinishReason.ERROR:
+                assert output.error == "failed"
+                del self.expected[output.request_id]
+                continue
             expected = self.expected[output.request_id]
-            assert answer == expected[: len(answer)]
-            if output.finish_reason is not None:
-                assert answer == expected
-                self.finished.add(output.request_id)
+            expected.answer += output.new_token_ids
+            assert expected.answer == expected.tokens[: len(expected.answer)]
+            if len(expected.answer) == len(expected.tokens):
+                assert (output.finish_reason, output.stop_reason) == (expected.reason, expected.stop_reason)
+                del self.expected[output.request_id]
+            else:
+                assert output.finish_reason is None
 
     def finish(self) -> None:
         for _ in range(20_000):
-            if not self.scheduler.has_unfinished_requests():
+            if not self.scheduler.has_unfinished_requests() and not self.in_flight:
                 break
             self.step()
-        assert self.finished == set(self.expected), "a request never ended"
+        assert not self.expected, "a request never ended"
         assert self.scheduler.kv_cache.pool.usage == 0.0
         self.scheduler.check_invariants()
 

@@ -35,7 +35,7 @@ def make_runner() -> tuple[ModelRunner, EchoModel]:
     device = make_device(EngineConfig.from_options(device="cpu"))
     sampler = Sampler(LogitsProcessorContext(VOCAB, 8), device.torch_device)
     model = EchoModel()
-    return ModelRunner(model, sampler, device, SPECS, KV, 8, 64, "raw_logprobs", use_graphs=True), model
+    return ModelRunner(model, sampler, device, SPECS, KV, 8, 64, 64, "raw_logprobs", use_graphs=True), model
 
 
 def new(request_id: str, tokens: list[int], blocks: tuple[list[int], list[int]], computed: int = 0) -> NewRequestData:

@@ -28,6 +28,7 @@ class BlockPool:
         self._ref_counts = [0] * num_blocks
         self._hashes: list[tuple[int, bytes] | None] = [None] * num_blocks
         self._cached: list[dict[bytes, int]] = [{} for _ in range(num_groups)]
+        self._newly_registered: list[int] = []
 
     @property
     def num_free(self) -> int:
@@ -69,6 +70,12 @@ class BlockPool:
         """Make a full block findable. If the same tokens are cached already, the older block stays the one found."""
         if self._hashes[block] is None and self._cached[group].setdefault(block_hash, block) == block:
             self._hashes[block] = (group, block_hash)
+            self._newly_registered.append(block)
+
+    def take_newly_registered(self) -> list[int]:
+        """The blocks that were registered since the last call."""
+        blocks, self._newly_registered = self._newly_registered, []
+        return blocks
 
     def release(self, blocks: Iterable[int]) -> None:
         """Give up one reference to each block, in the order in which they may be evicted.

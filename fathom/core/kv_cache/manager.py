@@ -92,10 +92,10 @@ class KVCacheManager:
             the new blocks of each group; () if the last blocks had room; None, changing nothing, if the pool
             cannot give them.
         """
-        tables = self._tables[request.request_id]
+        request_id = request.request_id
+        tables = self._tables[request_id]
         end = request.num_computed_tokens + num_new_tokens
-        num_blocks = -(-end // self.block_size)
-        missing = num_blocks - len(tables[0])
+        missing = -(-end // self.block_size) - len(tables[0])
         if missing > 0:
             if self._has_windows:
                 self._release_out_of_window(request, tables)
@@ -106,9 +106,25 @@ class KVCacheManager:
                 table.extend(blocks)
         else:
             new = ()
-        if self.enable_prefix_caching:
-            self._register_full_blocks(request, tables, end // self.block_size)
+        if end // self.block_size > self._num_registered[request_id]:
+            self.register_full_blocks(request, min(end, request.num_tokens))
         return new
+
+    def register_full_blocks(self, request: Request, num_tokens: int) -> None:
+        """Make the full blocks among a request's first `num_tokens` tokens findable.
+
+        The tokens must be known, and be computed by steps that are launched before any that could find them.
+        """
+        num_full = num_tokens // self.block_size
+        registered = self._num_registered[request.request_id]
+        if num_full <= registered or not self.enable_prefix_caching:
+            return
+        request.hash_full_blocks(self.hasher, num_full)
+        for group, table in enumerate(self._tables[request.request_id]):
+            for index in range(registered, num_full):
+                if table[index] != NULL_BLOCK:
+                    self.pool.register(group, table[index], request.block_hashes[index])
+        self._num_registered[request.request_id] = num_full
 
     def block_ids(self, request: Request) -> Blocks:
         """The request's tables as they are now (copies)."""
@@ -203,14 +219,3 @@ class KVCacheManager:
                 self.pool.release(tables[group][begin:keep_from])
                 tables[group][begin:keep_from] = [NULL_BLOCK] * (keep_from - begin)
                 first_kept[group] = keep_from
-
-    def _register_full_blocks(self, request: Request, tables: Blocks, num_full: int) -> None:
-        registered = self._num_registered[request.request_id]
-        if num_full <= registered:
-            return
-        request.hash_full_blocks(self.hasher, num_full)
-        for group, table in enumerate(tables):
-            for index in range(registered, num_full):
-                if table[index] != NULL_BLOCK:
-                    self.pool.register(group, table[index], request.block_hashes[index])
-        self._num_registered[request.request_id] = num_full

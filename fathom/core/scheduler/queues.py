@@ -16,32 +16,32 @@ class RequestQueue:
 
     def __init__(self) -> None:
         self._heap: list[tuple[tuple[int, int], Request]] = []
-        self._live: set[str] = set()
+        self._live: set[Request] = set()
 
     def __len__(self) -> int:
         return len(self._live)
 
     def __contains__(self, request: Request) -> bool:
-        return request.request_id in self._live
+        return request in self._live
 
     def push(self, request: Request) -> None:
-        self._live.add(request.request_id)
+        self._live.add(request)
         heapq.heappush(self._heap, (request.key, request))
 
     def peek(self) -> Request | None:
         """The next request, or None."""
-        while self._heap and self._heap[0][1].request_id not in self._live:
+        while self._heap and self._heap[0][1] not in self._live:
             heapq.heappop(self._heap)
         return self._heap[0][1] if self._heap else None
 
     def pop(self) -> Request:
         """Take the request that `peek` shows."""
         request = heapq.heappop(self._heap)[1]
-        self._live.remove(request.request_id)
+        self._live.remove(request)
         return request
 
     def remove(self, request: Request) -> None:
-        self._live.discard(request.request_id)
+        self._live.discard(request)
         if len(self._heap) > 64 and len(self._heap) > 2 * len(self._live):
-            self._heap = [entry for entry in self._heap if entry[1].request_id in self._live]
+            self._heap = [entry for entry in self._heap if entry[1] in self._live]
             heapq.heapify(self._heap)

@@ -6,13 +6,20 @@ budget, the number of rows and the free KV blocks allow. The running requests co
 what is left of the budget admits waiting ones. If a running request needs a block and none is free, the last one
 in the order gives its blocks back and waits again, to be recomputed later. The first in the order is thus never
 held up, and since no request is accepted that does not fit alone, every request ends.
+
+Steps may be scheduled ahead: while earlier ones are in flight, the tokens that they will sample count as existing,
+and the worker, which runs steps in order, knows their values by the time it needs them. If such a token turns out to
+end its request, or the request has been aborted, what later steps in flight compute for it is ignored. Blocks can be
+given back and handed out again at any time all the same: a step's writes come after those of every step before it.
 """
 
 from __future__ import annotations
 
 import time
 from bisect import insort
+from collections import deque
 from collections.abc import Iterable
+from dataclasses import dataclass
 from operator import attrgetter
 
 import numpy as np
@@ -33,6 +40,19 @@ from fathom.wire.messages import (
 )
 
 _KEY = attrgetter("key")
+
+
+@dataclass(slots=True)
+class StepInFlight:
+    """A step between `schedule` and `update_from_output`.
+
+    batch: the requests that had rows in it; the objects, since an id may have passed to another request meanwhile.
+    registered: blocks that are findable although it is this step that fills them.
+    """
+
+    work: SchedulerOutput
+    batch: list[Request]
+    registered: list[int]
 
 
 class Scheduler:
@@ -67,6 +87,7 @@ class Scheduler:
         self._num_arrived = 0
         self._num_steps = 0
         self._left_batch: list[str] = []  # ids whose rows the worker must drop
+        self._in_flight: deque[StepInFlight] = deque()
 
     # ---------------------------------------------------------------- arrivals and departures
 
@@ -81,7 +102,7 @@ class Scheduler:
                 continue
             key = (source.priority if self._by_priority else 0, self._num_arrived)
             self._num_arrived += 1
-            request = Request(source, prompt, message.params[source.params], key)
+            request = Request(source, prompt, message.params[source.params], key, self.max_model_len)
             self.requests[request.request_id] = request
             self.waiting.push(request)
         return refused
@@ -94,7 +115,7 @@ class Scheduler:
             if request is not None:
                 self._finish(request)
                 finished.append(request_id)
-        self.running = [request for request in self.running if request.status is RequestStatus.RUNNING]
+        self._drop_from_running()
         return finished
 
     def has_unfinished_requests(self) -> bool:
@@ -105,7 +126,8 @@ class Scheduler:
     def schedule(self) -> SchedulerOutput:
         """Choose the step's work and advance each chosen request's cursor over it.
 
-        The cursor is ahead of the worker from here until `update_from_output`.
+        The cursor is ahead of the worker from here until `update_from_output`, which is to be called once for each
+        step, in order. A step without tokens is none: it is not in flight and not to be run.
         """
         output = SchedulerOutput(
             num_scheduled_tokens={},
@@ -120,34 +142,35 @@ class Scheduler:
         if not preempted:
             budget = self._admit_waiting(output, budget)
         output.total_num_scheduled_tokens = self.max_num_batched_tokens - budget
-        output.finished_request_ids, self._left_batch = self._left_batch, []
-        self._num_steps += 1
+        if output.num_scheduled_tokens:
+            output.finished_request_ids, self._left_batch = self._left_batch, []
+            registered = self.kv_cache.pool.take_newly_registered()
+            self._in_flight.append(StepInFlight(output, list(self.running), registered))
+            self._num_steps += 1
         return output
 
     def update_from_output(self, step: SchedulerOutput, result: ModelRunnerOutput) -> EngineCoreOutputs:
         """Apply what the step produced: append tokens, end requests, and say what to tell the caller."""
-        update = StepUpdate(self.max_model_len)
-        affected = step.num_scheduled_tokens
-        if result.errors:  # may name requests of the batch that had no tokens in this step
-            affected = affected | dict.fromkeys(result.errors, 0)
-        for request_id in affected:
-            request = self.requests.get(request_id)
-            if request is None:
-                continue
-            if request_id in result.errors:
-                update.fail(request, result.errors[request_id])
-                self._finish(request, keep_cached=False)
-            elif update.apply(request, result):
-                self._finish(request)
-        if update.any_finished:
-            self.running = [request for request in self.running if request.status is RequestStatus.RUNNING]
-        return update.outputs(result, self.stats() if self._report_stats else None)
+        return self._update(self._land(step), result)
 
     def fail_step(self, step: SchedulerOutput, message: str) -> EngineCoreOutputs:
-        """End every request of a step that could not be executed; the others go on."""
-        self._left_batch += step.finished_request_ids  # the worker may not have got as far as dropping them
+        """End every request of a step that could not be executed; the others go on.
+
+        Steps in flight behind it ran on rows that it left half done. They are not to be reported any more; those of
+        their requests that were not in the failed step are computed anew.
+        """
+        failed = self._land(step)
+        self._forget(failed)
         errors = dict.fromkeys(step.num_scheduled_tokens, message)
-        return self.update_from_output(step, ModelRunnerOutput(sampled_token_ids={}, errors=errors))
+        outputs = self._update(failed, ModelRunnerOutput(sampled_token_ids={}, errors=errors))
+        while self._in_flight:
+            later = self._in_flight.popleft()
+            self._forget(later)
+            for request in later.batch:
+                if request.request_id in later.work.num_scheduled_tokens:
+                    self._recompute(request)
+        self._drop_from_running()
+        return outputs
 
     def stats(self) -> SchedulerStats:
         return SchedulerStats(
@@ -166,6 +189,7 @@ class Scheduler:
         assert len(self.running) <= self.max_num_seqs
         assert all(request.status is RequestStatus.RUNNING for request in self.running)
         assert [request.key for request in self.running] == sorted(request.key for request in self.running)
+        assert self._in_flight or not any(request.num_awaited_tokens for request in self.requests.values())
         self.kv_cache.check_invariants(self.running)
 
     # ---------------------------------------------------------------- pass 1: running requests
@@ -179,7 +203,10 @@ class Scheduler:
         allocate = self.kv_cache.allocate_slots
         while index < len(running) and budget > 0:
             request = running[index]
-            num_new = len(request.token_ids) - request.num_computed_tokens
+            if request.num_awaited_tokens and request.ends_by_length():
+                index += 1
+                continue
+            deficit = num_new = len(request.token_ids) + request.num_awaited_tokens - request.num_computed_tokens
             if num_new > 1:
                 num_new = min(num_new, self._long_prefill, budget)
             blocks = allocate(request, num_new)
@@ -197,6 +224,8 @@ class Scheduler:
                 output.num_context_tokens += num_new
             scheduled[request.request_id] = num_new
             request.num_computed_tokens += num_new
+            if num_new == deficit:
+                request.num_awaited_tokens += 1
             budget -= num_new
             index += 1
         return budget, preempted
@@ -216,7 +245,7 @@ class Scheduler:
         """Admit waiting requests in order until something runs out; returns the budget left."""
         while budget > 0 and len(self.running) < self.max_num_seqs:
             request = self.waiting.peek()
-            if request is None:
+            if request is None or request.num_awaited_tokens:  # preempted, and a token of it is still on its way
                 break
             cached, num_cached = self.kv_cache.find_cached_prefix(request)
             num_new = min(request.num_tokens - num_cached, self._long_prefill)
@@ -264,6 +293,8 @@ class Scheduler:
         output.num_context_requests += 1
         output.num_context_tokens += num_new
         request.num_computed_tokens += num_new
+        if request.num_computed_tokens == request.num_tokens:
+            request.num_awaited_tokens = 1
 
     # ---------------------------------------------------------------- helpers
 
@@ -276,6 +307,43 @@ class Scheduler:
                 f"it needs between 1 and {self.max_model_len - 1} tokens"
             )
         return None
+
+    def _land(self, step: SchedulerOutput) -> StepInFlight:
+        record = self._in_flight.popleft()
+        assert record.work is step, "steps are to be updated in the order in which they were scheduled"
+        return record
+
+    def _update(self, step: StepInFlight, result: ModelRunnerOutput) -> EngineCoreOutputs:
+        update = StepUpdate()
+        errors = result.errors  # may name requests of the batch that had no tokens in this step
+        for request in step.batch:
+            if request.status is RequestStatus.FINISHED:
+                continue
+            if errors and request.request_id in errors:
+                update.fail(request, errors[request.request_id])
+                self._finish(request, keep_cached=False)
+            elif update.apply(request, result):
+                if request.status is RequestStatus.RUNNING:
+                    # This step has computed all tokens but the new one; a later step's work is not relied upon.
+                    self.kv_cache.register_full_blocks(request, request.num_tokens - 1)
+                self._finish(request)
+        if update.any_finished:
+            self._drop_from_running()
+        return update.outputs(result, self.stats() if self._report_stats else None)
+
+    def _forget(self, step: StepInFlight) -> None:
+        """A step's work may not have been done: its blocks may not be filled, and its rows not be dropped."""
+        self.kv_cache.pool.unregister(step.registered)
+        self._left_batch += step.work.finished_request_ids
+
+    def _recompute(self, request: Request) -> None:
+        """Start a request again with the tokens that it has; those that it awaited are lost."""
+        request.num_awaited_tokens = 0
+        if request.status is RequestStatus.RUNNING:
+            self._preempt(request)
+
+    def _drop_from_running(self) -> None:
+        self.running = [request for request in self.running if request.status is RequestStatus.RUNNING]
 
     def _finish(self, request: Request, *, keep_cached: bool = True) -> None:
         if request.status is RequestStatus.RUNNING:

@@ -10,8 +10,7 @@ from fathom.wire.messages import EngineCoreOutput, EngineCoreOutputs, FinishReas
 class StepUpdate:
     """Collects one step's outputs, request by request."""
 
-    def __init__(self, max_model_len: int) -> None:
-        self._max_model_len = max_model_len
+    def __init__(self) -> None:
         self._outputs: list[EngineCoreOutput] = []
         self.any_finished = False
 
@@ -21,7 +20,8 @@ class StepUpdate:
         token_id = result.sampled_token_ids.get(request_id)
         if token_id is None:
             return False
-        finish_reason, stop_reason = request.append(token_id, self._max_model_len)
+        request.num_awaited_tokens -= 1
+        finish_reason, stop_reason = request.append(token_id)
         output = EngineCoreOutput(
             request_id,
             [token_id],

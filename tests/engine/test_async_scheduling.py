@@ -1,0 +1,208 @@
+"""Steps scheduled ahead give what steps one by one give: tokens, logprobs, ends, and errors."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fathom import LLM, AsyncLLM, EngineConfig, RequestOutput, RequestOutputKind, SamplingParams
+from fathom.worker.sample.interface import AdapterLogitsProcessor
+
+PROMPTS = [[3 + (11 * i * (k + 1) + k) % 500 for i in range(5 + 9 * k)] for k in range(7)]
+PROMPTS += [[*PROMPTS[6][:40], 9, 9, k] for k in range(3)]  # a common prefix
+BOTH = pytest.mark.parametrize("async_scheduling", [False, True], ids=["sync", "async"])
+
+
+class FailsAfter(AdapterLogitsProcessor):
+    """Raises once a request that asks for it has so many tokens."""
+
+    def is_argmax_invariant(self) -> bool:
+        return False
+
+    def new_req_logits_processor(self, params: SamplingParams) -> Any:
+        limit = (params.extra_args or {}).get("fails_after")
+        return None if limit is None else lambda output_ids, row: row if len(output_ids) < limit else row[:0]
+
+
+@pytest.fixture(scope="module")
+def folder(tiny: Callable[[str], Path]) -> Path:
+    return tiny("llama-gqa")
+
+
+def make_llm(folder: Path, async_scheduling: bool, **options: Any) -> LLM:
+    defaults = {"multiprocess": False, "num_threads": 1, "max_num_seqs": 16, "max_model_len": 128, "seed": 0}
+    defaults["show_progress"] = False
+    return LLM(str(folder), async_scheduling=async_scheduling, **(defaults | options))
+
+
+@pytest.fixture(scope="module")
+def llms(folder: Path) -> Iterator[list[LLM]]:
+    """A synchronous engine and one that schedules ahead, both with a pool so small that requests are preempted."""
+    with make_llm(folder, False) as llm:
+        bytes_per_token = sum(spec.bytes_per_token for spec in llm.collective_rpc("get_kv_cache_specs")[0])
+    options = {
+        "kv_cache_memory_bytes": 260 * bytes_per_token,
+        "max_num_batched_tokens": 32,
+        "logits_processors": [f"{__name__}:FailsAfter"],
+    }
+    with make_llm(folder, False, **options) as plain, make_llm(folder, True, **options) as ahead:
+        yield [plain, ahead]
+
+
+def answers_of(outputs: list[RequestOutput]) -> list[Any]:
+    return [
+        (
+            output.prompt_token_ids,
+            output.finished,
+            a.index,
+            a.token_ids,
+            a.text,
+            a.finish_reason,
+            a.stop_reason,
+            a.error,
+        )
+        for output in outputs
+        for a in output.outputs
+    ]
+
+
+def logprobs_of(outputs: list[RequestOutput]) -> dict[tuple[int, ...], float]:
+    """(request, answer or -1 for the prompt, position, token) -> logprob."""
+    lists = {(i, -1): output.prompt_logprobs for i, output in enumerate(outputs)}
+    lists |= {(i, a.index): a.logprobs for i, output in enumerate(outputs) for a in output.outputs}
+    return {
+        (*key, position, token): entry.logprob
+        for key, positions in lists.items()
+        for position, entries in enumerate(positions or [])
+        for token, entry in (entries or {}).items()
+    }
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"temperature": 0.0, "max_tokens": 30, "ignore_eos": True},
+        {"temperature": 0.0, "max_tokens": 1},
+        {"temperature": 1.0, "n": 4, "seed": 11, "top_p": 0.95, "max_tokens": 25},
+        {"temperature": 1.0, "seed": 3, "stop_token_ids": list(range(0, 500, 7)), "max_tokens": 30},
+        {"temperature": 1.0, "seed": 3, "stop_token_ids": list(range(0, 500, 7)), "min_tokens": 5, "max_tokens": 30},
+        {"temperature": 1.0, "seed": 5, "stop": ["a", "e"], "max_tokens": 30, "ignore_eos": True},
+        {"temperature": 1.0, "seed": 7, "logprobs": 3, "prompt_logprobs": 2, "max_tokens": 20},
+        {"temperature": 1.0, "seed": 9, "repetition_penalty": 1.3, "frequency_penalty": 0.5, "max_tokens": 20},
+        {"temperature": 0.0, "max_tokens": 1000, "ignore_eos": True},
+        {"temperature": 0.0, "max_tokens": 20, "extra_args": {"fails_after": 6}, "ignore_eos": True},
+    ],
+    ids=str,
+)
+def test_answers_are_the_same(llms: list[LLM], params: dict[str, Any]) -> None:
+    mixed = [SamplingParams(**params) for _ in PROMPTS]
+    mixed[1] = SamplingParams(
+        temperature=0.0, max_tokens=40, ignore_eos=True
+    )  # one that goes on when others have ended
+    plain, ahead = (llm.generate(PROMPTS, mixed, use_tqdm=False) for llm in llms)
+    assert answers_of(ahead) == answers_of(plain)
+    # Dense products of other sizes round differently, and the steps are not composed alike.
+    assert logprobs_of(ahead) == pytest.approx(logprobs_of(plain), abs=1e-4)
+
+
+def test_requests_were_preempted_and_nothing_is_left(llms: list[LLM]) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+    for llm in llms:
+        llm.generate(PROMPTS, params, use_tqdm=False)
+        llm.llm_engine.step()
+        stats = llm.get_stats()
+        assert stats["num_preemptions"] > 0
+        assert (stats["num_running"], stats["num_waiting"], stats["kv_cache_usage"]) == (0, 0, 0.0)
+        assert llm.llm_engine.engine_core.call("check_invariants")
+
+
+@BOTH
+def test_a_prompt_and_its_answer_are_cached_to_the_last_full_block(folder: Path, async_scheduling: bool) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=25, ignore_eos=True)
+    with make_llm(folder, async_scheduling, block_size=8) as llm:
+        (first,) = llm.generate([PROMPTS[1]], params, use_tqdm=False)  # 14 tokens, and 24 computed ones of the answer
+        turn = [*PROMPTS[1], *first.outputs[0].token_ids, 5]
+        (second,) = llm.generate([turn], params, use_tqdm=False)
+    assert second.num_cached_tokens == (14 + 24) // 8 * 8
+
+
+@BOTH
+def test_an_abort_in_mid_flight_gives_its_rows_and_blocks_to_others(folder: Path, async_scheduling: bool) -> None:
+    long = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
+    with make_llm(folder, async_scheduling, max_num_seqs=2) as llm:
+        expected = [output.outputs[0].token_ids for output in llm.generate(PROMPTS[:3], long, use_tqdm=False)]
+        engine = llm.llm_engine
+        engine.add_requests(["a", "b"], PROMPTS[:2], [long, long])
+        for _ in range(10):
+            engine.step()
+        engine.abort_request(["a"])
+        engine.add_requests(["a"], [PROMPTS[2]], [long])  # the same id at once
+        answers = {}
+        while engine.has_unfinished_requests():
+            answers |= {output.request_id: output.outputs[0].token_ids for output in engine.step()}
+        assert answers == {"b": expected[1], "a": expected[2]}
+
+
+@BOTH
+def test_a_step_that_raises_ends_its_requests_and_no_others(
+    folder: Path, async_scheduling: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The request that waits for the second row is in flight behind the failed step, or not yet scheduled."""
+    params = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
+    short = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+    with make_llm(folder, async_scheduling, max_num_seqs=2) as llm:
+        expected = [output.outputs[0].token_ids for output in llm.generate(PROMPTS[:3], params, use_tqdm=False)]
+        llm.reset_prefix_cache()
+        runner = llm.llm_engine.engine_core._core.executor._worker._runner
+        model, steps = runner.model, []
+
+        def failing(*args: Any) -> Any:
+            steps.append(args)
+            if len(steps) == 7:  # a, b: a prefill and five decodes; in the next step there is only a
+                raise RuntimeError("out of luck")
+            return model(*args)
+
+        failing.compute_logits = model.compute_logits  # type: ignore[attr-defined]
+        runner.model = failing
+        engine = llm.llm_engine
+        engine.add_requests(["a", "b"], PROMPTS[:2], [params, short])
+        outputs = []
+        while len(steps) < 6:
+            outputs += engine.step()
+        engine.add_requests(["c"], [PROMPTS[2]], [params])
+        while engine.has_unfinished_requests():
+            outputs += engine.step()
+        last = {output.request_id: output.outputs[0] for output in outputs}
+        assert last["a"].finish_reason == "error"
+        assert last["b"].token_ids == expected[1][:6]
+        assert last["c"].token_ids in ([], expected[2])
+        # The engine and its prefix cache are sound.
+        again = [output.outputs[0].token_ids for output in llm.generate(PROMPTS[:3], params, use_tqdm=False)]
+        assert again == expected
+        assert llm.get_stats()["kv_cache_usage"] == 0.0
+
+
+def test_streams_of_an_engine_process_that_schedules_ahead(folder: Path, llms: list[LLM]) -> None:
+    params = SamplingParams(
+        temperature=1.0, seed=2, max_tokens=30, stop=["a"], output_kind=RequestOutputKind.FINAL_ONLY
+    )
+    expected = [output.outputs[0].token_ids for output in llms[0].generate(PROMPTS, params, use_tqdm=False)]
+
+    async def collect(engine: AsyncLLM, index: int) -> list[int]:
+        return [o async for o in engine.generate(PROMPTS[index], params, str(index))][-1].outputs[0].token_ids
+
+    async def run() -> list[list[int]]:
+        options = {"num_threads": 1, "max_model_len": 128, "async_scheduling": True, "show_progress": False}
+        engine = await AsyncLLM.start(EngineConfig.from_options(model=str(folder), **options))
+        try:
+            answers = await asyncio.gather(*(collect(engine, index) for index in range(len(PROMPTS))))
+            assert (await engine.get_stats())["kv_cache_usage"] == 0.0
+            return answers
+        finally:
+            engine.shutdown()
+
+    assert asyncio.run(asyncio.wait_for(run(), 60)) == expected
