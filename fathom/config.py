@@ -67,7 +67,7 @@ class CacheOptions:
 
     block_size: int = option(16, "Tokens in one KV block.")
     kv_cache_dtype: Literal["auto", "float32", "float16", "bfloat16", "int8"] = option(
-        "auto", "Type of keys and values in the KV cache; auto: dtype, or float16 beside packed weights."
+        "auto", "Type of keys and values in the KV cache; auto: dtype, or float16 beside quantised weights."
     )
     kv_cache_memory_bytes: int | None = option(None, "Bytes for the KV cache; default: sized to the machine.")
     gpu_memory_utilization: float = option(0.9, "CUDA: share of the device's memory that the engine may use.")

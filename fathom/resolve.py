@@ -31,7 +31,7 @@ def resolve(config: EngineConfig, model: ModelConfig, hardware: Hardware) -> tup
         device=device,
         weights=weights,
         dtype=dtype,
-        kv_cache_dtype=_kv_cache_dtype(config, weights, dtype, reasons),
+        kv_cache_dtype=_kv_cache_dtype(config, model, weights, dtype, reasons),
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=budget,
@@ -136,11 +136,12 @@ def _dtype(config: EngineConfig, model: ModelConfig, device: str, reasons: list[
     return dtype
 
 
-def _kv_cache_dtype(config: EngineConfig, weights: str, dtype: str, reasons: list[str]) -> str:
+def _kv_cache_dtype(config: EngineConfig, model: ModelConfig, weights: str, dtype: str, reasons: list[str]) -> str:
     if config.cache.kv_cache_dtype != "auto":
         return config.cache.kv_cache_dtype
-    if weights == "packed" and config.model.dtype == "auto":
-        reasons.append("kv_cache_dtype=float16: rounds less than packed weights do, and is half the bytes to read")
+    quantised = config.model.quantization in ("int8", "int4") or not _is_float(model.dtype)
+    if weights == "packed" and quantised and config.model.dtype == "auto":
+        reasons.append("kv_cache_dtype=float16: rounds less than quantised weights do, and is half the bytes to read")
         return "float16"
     reasons.append(f"kv_cache_dtype={dtype}: the same as dtype")
     return dtype

@@ -166,6 +166,7 @@ def test_nothing_is_left_open_and_every_choice_has_its_reason() -> None:
         "num_threads=3",
         "weights=packed",
         "dtype=float32",
+        "kv_cache_dtype=float32",
         "async_scheduling=False",
     ]
     assert all(len(reason.split(": ", 1)[1]) > 10 for reason in reasons)
@@ -180,6 +181,7 @@ def test_what_the_user_chose_stays_and_needs_no_reason() -> None:
         "dtype": "float32",
         "weights": "dense",
         "device": "cpu",
+        "kv_cache_dtype": "float32",
         "async_scheduling": False,
     }
     config, reasons = resolve(EngineConfig.from_options(**options), MODEL, HARDWARE)
@@ -358,3 +360,21 @@ def test_cores_that_threads_cannot_be_bound_to_are_refused(options: dict[str, An
     hardware = dataclasses.replace(HARDWARE, core_ids=(0, 2, 3, 4))
     with pytest.raises(ConfigError, match=message):
         resolve(EngineConfig.from_options(**options), MODEL, hardware)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "options", "expected"),
+    [
+        ("float32", {}, "float32"),
+        ("bfloat16", {}, "float32"),  # 16-bit weights are stored as they are, and computed with exactly
+        ("Q4_1", {}, "float16"),
+        ("bfloat16", {"quantization": "int8"}, "float16"),
+        ("bfloat16", {"quantization": "fp16"}, "float32"),
+        ("Q4_1", {"dtype": "float32"}, "float32"),
+        ("Q4_1", {"kv_cache_dtype": "int8"}, "int8"),
+    ],
+)
+def test_keys_and_values_are_rounded_only_where_weights_are(dtype: str, options: dict[str, Any], expected: str) -> None:
+    model = dataclasses.replace(MODEL, dtype=dtype)
+    config, _ = resolve(EngineConfig.from_options(**options), model, HARDWARE)
+    assert config.cache.kv_cache_dtype == expected

@@ -35,7 +35,7 @@ def scores(output: RequestOutput) -> list[float]:
     return [position[token].logprob for position, token in zip(completion.logprobs, completion.token_ids, strict=True)]
 
 
-@pytest.mark.parametrize("name", ["llama-gqa", "qwen2"])
+@pytest.mark.parametrize("name", ["llama-gqa", "qwen2", "qwen3-tied", "gemma3"])
 def test_replayed_steps_give_the_same_bits(
     tiny: Callable[[str], Path], tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str
 ) -> None:
