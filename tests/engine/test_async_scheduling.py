@@ -154,7 +154,7 @@ def test_a_step_that_raises_ends_its_requests_and_no_others(
     """The request that waits for the second row is in flight behind the failed step, or not yet scheduled."""
     params = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
     short = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
-    with make_llm(folder, async_scheduling, max_num_seqs=2) as llm:
+    with make_llm(folder, async_scheduling, max_num_seqs=2, enforce_eager=True) as llm:
         expected = [output.outputs[0].token_ids for output in llm.generate(PROMPTS[:3], params, use_tqdm=False)]
         llm.reset_prefix_cache()
         runner = llm.llm_engine.engine_core._core.executor._worker._runner
