@@ -14,6 +14,11 @@ from fathom.errors import ConfigError
 LOGGING_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
+def api_keys() -> tuple[str, ...]:
+    """FATHOM_API_KEY: keys, separated by commas, of which clients of `fathom serve` must send one."""
+    return tuple(key.strip() for key in os.environ.get("FATHOM_API_KEY", "").split(",") if key.strip())
+
+
 def cache_dir() -> Path:
     """FATHOM_CACHE: where pulled models are kept; default $XDG_CACHE_HOME/fathom, else ~/.cache/fathom."""
     own = os.environ.get("FATHOM_CACHE")

@@ -49,6 +49,12 @@ class PositionLogprobs(Sequence["dict[int, Logprob] | None"]):
         part._ranks = self._ranks[start:end]
         return part
 
+    def extend(self, later: PositionLogprobs) -> None:
+        """Add the positions of another, which has no leading None, at the end."""
+        self._token_ids += later._token_ids
+        self._logprobs += later._logprobs
+        self._ranks += later._ranks
+
     def __len__(self) -> int:
         return self._leading + len(self._ranks)
 
@@ -111,6 +117,15 @@ class CompletionOutput:
     def finished(self) -> bool:
         return self.finish_reason is not None
 
+    def extend(self, later: CompletionOutput) -> None:
+        """Take in what came after this, if both are deltas of the same answer."""
+        self.text += later.text
+        self.token_ids += later.token_ids
+        if self.logprobs is not None and later.logprobs is not None:
+            self.logprobs.extend(later.logprobs)
+        self.cumulative_logprob = later.cumulative_logprob
+        self.finish_reason, self.stop_reason, self.error = later.finish_reason, later.stop_reason, later.error
+
 
 @dataclass(slots=True)
 class RequestMetrics:
@@ -140,3 +155,20 @@ class RequestOutput:
     prompt_logprobs: PositionLogprobs | None = None
     num_cached_tokens: int | None = None
     metrics: RequestMetrics | None = None
+
+    def add(self, later: RequestOutput, *, aggregate: bool) -> None:
+        """Take in a later output of the same request: its deltas are appended (aggregate), else they replace."""
+        for answer in later.outputs:
+            for place, own in enumerate(self.outputs):
+                if own.index == answer.index:
+                    if aggregate:
+                        own.extend(answer)
+                    else:
+                        self.outputs[place] = answer
+                    break
+            else:
+                self.outputs.append(answer)
+        self.finished = later.finished
+        self.prompt_logprobs = later.prompt_logprobs
+        self.num_cached_tokens = later.num_cached_tokens
+        self.metrics = later.metrics

@@ -112,6 +112,13 @@ def test_the_table_of_options_is_fresh() -> None:
     assert script["with_tables"](text) == text, "run python scripts/make_option_table.py"
 
 
+@pytest.mark.parametrize("name", ["api.md", "serve.md"])
+def test_the_tables_of_the_api_are_fresh(name: str) -> None:
+    script = runpy.run_path(str(ROOT / "scripts" / "make_api_tables.py"))
+    text = page(name)
+    assert script["with_tables"](text, script["PAGES"][name]()) == text, "run python scripts/make_api_tables.py"
+
+
 def test_every_sampling_parameter_is_in_the_table_with_its_default() -> None:
     rows = dict(re.findall(r"^\| `(\w+)` \| `([^`]*)` \|", page("sampling-parameters.md"), re.MULTILINE))
     neutral = SamplingParams()

@@ -49,6 +49,11 @@ def test_an_engine_s_caller_needs_no_torch(name: str) -> None:
     assert not loaded & {"torch", "transformers", "huggingface_hub"}
 
 
+def test_the_server_s_process_needs_no_torch() -> None:
+    loaded = packages(modules_after("import fathom.entrypoints.server.lifecycle"))
+    assert not loaded & {"torch", "transformers", "huggingface_hub", "pydantic"}
+
+
 def test_every_public_name_resolves_once_and_for_all() -> None:
     for name in fathom.__all__:
         value = getattr(fathom, name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import AsyncGenerator
@@ -12,20 +13,22 @@ from fathom.client.async_mp import AsyncMPClient
 from fathom.client.base import AsyncEngineCoreClient
 from fathom.client.launch import EngineProcess
 from fathom.config import EngineConfig
-from fathom.errors import ConfigError, EngineDeadError, FathomError, RequestFailedError
+from fathom.errors import ConfigError, EngineDeadError, RequestFailedError
 from fathom.frontend import boot
 from fathom.frontend.add_message import build_add_message
 from fathom.frontend.control import ControlMixin
-from fathom.frontend.input_processor import Prompt
+from fathom.frontend.input_processor import ProcessedRequest, Prompt
+from fathom.frontend.output_collector import OutputCollector
 from fathom.frontend.output_processor import OutputProcessor
-from fathom.frontend.stats import StatsLogger
+from fathom.frontend.stats import EngineObserver, StatsLogger
 from fathom.log import setup_logging
 from fathom.outputs import RequestOutput
 from fathom.params import SamplingParams
 
 logger = logging.getLogger(__name__)
 
-_Queue = asyncio.Queue[RequestOutput | FathomError]
+LONG_TEXT = 2_000
+"""Characters of a prompt above which it is tokenised in another thread: about a millisecond, a thread's own cost."""
 
 
 class AsyncLLM(ControlMixin):
@@ -36,22 +39,34 @@ class AsyncLLM(ControlMixin):
 
     engine_core: AsyncEngineCoreClient
 
-    def __init__(self, prepared: boot.Prepared, client: AsyncEngineCoreClient, tokenizer: Any, ready: Any) -> None:
+    def __init__(
+        self,
+        prepared: boot.Prepared,
+        client: AsyncEngineCoreClient,
+        tokenizer: Any,
+        ready: Any,
+        observer: EngineObserver,
+    ) -> None:
         self.ready = ready
         self.config = boot.fitted_config(prepared.setup.config, ready)
         self.model_config = prepared.setup.model_config
         self.tokenizer = tokenizer
         self.engine_core = client
         self.input_processor = boot.make_input_processor(prepared, self.config, tokenizer)
-        self.output_processor = OutputProcessor(tokenizer)
+        self.output_processor = OutputProcessor(tokenizer, observer)
         self.stats = StatsLogger()
-        self._queues: dict[str, _Queue] = {}
+        self._observer = observer
+        self._collectors: dict[str, OutputCollector] = {}
         self._dead: str | None = None  # why the engine is gone
+        self._died = asyncio.Event()
         self._handler = asyncio.create_task(self._handle_outputs(), name="output handler")
 
     @classmethod
-    async def start(cls, config: EngineConfig) -> AsyncLLM:
+    async def start(cls, config: EngineConfig, observer: EngineObserver | None = None) -> AsyncLLM:
         """Start an engine process and wait until it is ready, without blocking the loop.
+
+        Args:
+            observer: is told of every step and of every answer's progress.
 
         Raises:
             whatever is wrong with config or model; the engine's own error if it fails to start.
@@ -71,7 +86,7 @@ class AsyncLLM(ControlMixin):
             client = AsyncMPClient(process)
             await client.start(prepared.setup, boot.ready_timeout_s(config))
             tokenizer = await asyncio.to_thread(boot.load_caller_tokenizer, prepared)
-            engine = cls(prepared, client, tokenizer, await client.wait_ready())
+            engine = cls(prepared, client, tokenizer, await client.wait_ready(), observer or EngineObserver())
         except BaseException:
             process.close()
             raise
@@ -88,34 +103,54 @@ class AsyncLLM(ControlMixin):
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yield the request's outputs as they come, of the kind that params.output_kind says.
 
+        What comes while the reader is busy waits as one output, so a slow reader gets fewer and longer ones.
         Closing the generator early, or cancelling the task that reads it, aborts the request.
 
         Raises:
             ValidationError: the prompt or a parameter is wrong. RequestFailedError: this request failed in the
             engine. EngineDeadError: the engine is gone.
         """
-        await self.check_health()
-        requests = self.input_processor.process([request_id], [prompt], [params], [priority])
-        engine_ids = self.output_processor.add_requests(requests)
-        queue: _Queue = asyncio.Queue()
-        self._queues[request_id] = queue
+        (stream,) = await self.add_requests([request_id], [prompt], [params], [priority])
         try:
-            await self.engine_core.add_requests(build_add_message(requests, engine_ids))
-            finished = False
-            while not finished:
-                output = await queue.get()
-                if isinstance(output, FathomError):
-                    raise output
-                finished = output.finished
+            async for output in stream:
                 yield output
         finally:
-            self._queues.pop(request_id, None)
-            if request_id in self.output_processor:
-                await self._abort_quietly(request_id)
+            await stream.aclose()
 
-    async def abort(self, request_id: str) -> None:
-        """End a request early: its generator yields a last output, finish_reason "abort". Unknown ids are ignored."""
-        engine_ids, outputs = self.output_processor.abort([request_id])
+    async def add_requests(
+        self,
+        request_ids: list[str],
+        prompts: list[Prompt],
+        params: list[SamplingParams | None],
+        priorities: list[int] | None = None,
+    ) -> list[RequestStream]:
+        """Start requests, all or none; whoever calls reads or closes each of the streams that come back.
+
+        Raises:
+            as `generate`, for what is wrong with a prompt or parameter: before anything is started.
+        """
+        await self.check_health()
+        requests = await self._process(request_ids, prompts, params, priorities)
+        engine_ids = self.output_processor.add_requests(requests)
+        streams = []
+        for request in requests:
+            collector = self._collectors[request.request_id] = OutputCollector(request.params.output_kind)
+            streams.append(RequestStream(self, request, collector))
+        try:
+            await self.engine_core.add_requests(build_add_message(requests, engine_ids))
+        except BaseException:
+            for stream in streams:
+                await stream.aclose()
+            raise
+        return streams
+
+    async def abort(self, request_id: str, reason: str | None = None) -> None:
+        """End a request early: its generator yields a last output, finish_reason "abort". Unknown ids are ignored.
+
+        Args:
+            reason: becomes the output's stop_reason.
+        """
+        engine_ids, outputs = self.output_processor.abort([request_id], reason)
         for output in outputs:
             self._deliver(output)
         if engine_ids:
@@ -125,6 +160,11 @@ class AsyncLLM(ControlMixin):
     def errored(self) -> bool:
         """Whether the engine is gone."""
         return self._dead is not None
+
+    async def wait_dead(self) -> str:
+        """Wait until the engine is gone; says why."""
+        await self._died.wait()
+        return self._dead or ""
 
     async def check_health(self) -> None:
         """Raise EngineDeadError if the engine is gone."""
@@ -144,6 +184,7 @@ class AsyncLLM(ControlMixin):
                 step = await self.engine_core.get_outputs()
                 self.stats.add(step)
                 result = self.output_processor.process_outputs(step)
+                self._observer.step(step)
                 for output in result.request_outputs:
                     self._deliver(output)
                 if result.to_abort:
@@ -154,21 +195,70 @@ class AsyncLLM(ControlMixin):
             logger.exception("the output handler failed")
             self._fail_all(f"the output handler failed: {error}")
 
+    async def _process(
+        self,
+        request_ids: list[str],
+        prompts: list[Prompt],
+        params: list[SamplingParams | None],
+        priorities: list[int] | None,
+    ) -> list[ProcessedRequest]:
+        if sum(len(prompt) for prompt in prompts if isinstance(prompt, str)) <= LONG_TEXT:
+            return self.input_processor.process(request_ids, prompts, params, priorities)
+        requests = await asyncio.to_thread(self.input_processor.process, request_ids, prompts, params, priorities)
+        await self.check_health()  # it may have died meanwhile
+        return requests
+
     def _deliver(self, output: RequestOutput) -> None:
-        queue = self._queues.get(output.request_id)
-        if queue is None:
+        collector = self._collectors.get(output.request_id)
+        if collector is None:
             return
         failed = next((answer for answer in output.outputs if answer.error is not None), None)
-        queue.put_nowait(output if failed is None else RequestFailedError(failed.error or ""))
+        collector.put(output if failed is None else RequestFailedError(failed.error or ""))
 
     def _fail_all(self, why: str) -> None:
         self._dead = self._dead or why
-        for queue in self._queues.values():
-            queue.put_nowait(EngineDeadError(self._dead))
+        self._died.set()
+        for collector in self._collectors.values():
+            collector.put(EngineDeadError(self._dead))
 
-    async def _abort_quietly(self, request_id: str) -> None:
-        engine_ids, _ = self.output_processor.abort([request_id])
-        try:
-            await self.engine_core.abort_requests(engine_ids)
-        except EngineDeadError:
+    async def close_stream(self, request_id: str) -> None:
+        """Forget a request's outputs, and abort it if it still runs."""
+        self._collectors.pop(request_id, None)
+        if request_id not in self.output_processor:
             return
+        engine_ids, _ = self.output_processor.abort([request_id])
+        with contextlib.suppress(EngineDeadError):
+            await self.engine_core.abort_requests(engine_ids)
+
+
+class RequestStream:
+    """The outputs of one request as they come: an async iterator that ends after the last one.
+
+    request: as the engine got it, every default filled in.
+    """
+
+    def __init__(self, engine: AsyncLLM, request: ProcessedRequest, collector: OutputCollector) -> None:
+        self.request = request
+        self._engine = engine
+        self._collector = collector
+        self._finished = False
+
+    def __aiter__(self) -> RequestStream:
+        return self
+
+    async def __anext__(self) -> RequestOutput:
+        """The next output, or all that came meanwhile as one.
+
+        Raises:
+            RequestFailedError, EngineDeadError: as AsyncLLM.generate.
+        """
+        if self._finished:
+            raise StopAsyncIteration
+        output = await self._collector.get()
+        self._finished = output.finished
+        return output
+
+    async def aclose(self) -> None:
+        """Done with it: a request that has not ended is aborted. May be called twice."""
+        self._finished = True
+        await self._engine.close_stream(self.request.request_id)

@@ -107,6 +107,10 @@ class InputProcessor:
             )
         return requests
 
+    def draw_seed(self) -> int:
+        """A seed for a request that brings none."""
+        return self._seeds.getrandbits(63)
+
     # ---------------------------------------------------------------- prompts
 
     def _read_prompts(self, prompts: Sequence[Prompt]) -> tuple[list[str | None], list[list[int]], list[str | None]]:
@@ -233,7 +237,7 @@ class InputProcessor:
         return found
 
     def _seed(self, params: SamplingParams) -> int:
-        return self._seeds.getrandbits(63) if params.seed is None else params.seed
+        return self.draw_seed() if params.seed is None else params.seed
 
 
 def _read_ids(ids: Any) -> list[int]:

@@ -16,6 +16,7 @@ from fathom.frontend.detokenizer import IncrementalDetokenizer, NoDetokenizer
 from fathom.frontend.input_processor import ProcessedRequest
 from fathom.frontend.logprobs import LogprobsProcessor, prompt_positions
 from fathom.frontend.parallel_sampling import ParentRequest
+from fathom.frontend.stats import EngineObserver
 from fathom.frontend.tokenizer.tokenizer import Tokenizer
 from fathom.outputs import CompletionOutput, PositionLogprobs, RequestMetrics, RequestOutput
 from fathom.params import RequestOutputKind
@@ -50,9 +51,10 @@ class ProcessedOutputs:
 
 
 class OutputProcessor:
-    """Owns the states of all answers under way, by the id of the engine's request."""
+    """Owns the states of all answers under way, by the id of the engine's request; tells an observer about them."""
 
-    def __init__(self, tokenizer: Tokenizer | None) -> None:
+    def __init__(self, tokenizer: Tokenizer | None, observer: EngineObserver | None = None) -> None:
+        self._observer = observer or EngineObserver()
         self._tokenizer = tokenizer
         self._decode = tokenizer.token_strings if tokenizer is not None else None
         self._states: dict[str, RequestState] = {}
@@ -92,8 +94,8 @@ class OutputProcessor:
         """Ids of the requests under way, as their callers know them."""
         return list(dict.fromkeys(state.request.request_id for state in self._states.values()))
 
-    def abort(self, request_ids: list[str]) -> tuple[list[str], list[RequestOutput]]:
-        """End requests from this side; returns the engine's ids to abort, and their last outputs."""
+    def abort(self, request_ids: list[str], stop_reason: str | None = None) -> tuple[list[str], list[RequestOutput]]:
+        """End requests from this side, for a reason; returns the engine's ids to abort, and their last outputs."""
         engine_ids: list[str] = []
         outputs: list[RequestOutput] = []
         for request_id in request_ids:
@@ -103,7 +105,7 @@ class OutputProcessor:
                 if state is None:
                     continue
                 engine_ids.append(engine_id)
-                state.finish_reason = FinishReason.ABORT
+                state.finish_reason, state.stop_reason = FinishReason.ABORT, stop_reason
                 state.detokenizer.update([], finished=True)
                 output = self._make_output(engine_id, state)
                 if output is not None:
@@ -150,6 +152,7 @@ class OutputProcessor:
 
     def _close(self, engine_id: str, state: RequestState) -> None:
         del self._states[engine_id]
+        self._observer.finished(state)
         if state.parent is not None and state.parent.finished:
             del self._parents[state.parent.request_id]
 
@@ -163,6 +166,7 @@ class OutputProcessor:
             state.logprobs.add(step.logprobs, output.logprobs_row)
         if state.request.params.prompt_logprobs is not None and state.prompt_logprobs is None:
             state.prompt_logprobs = prompt_positions(output.prompt_logprobs, self._decode)
+        previous, num_before = state.metrics.last_token_time, len(state.token_ids)
         self._update_metrics(state.metrics, output)
         state.token_ids += output.new_token_ids
         stop = state.detokenizer.update(
@@ -173,6 +177,10 @@ class OutputProcessor:
         if stop is not None:
             state.finish_reason, state.stop_reason = FinishReason.STOP, stop
             del state.token_ids[state.detokenizer.num_tokens :]
+        num_new = len(state.token_ids) - num_before
+        if num_new:
+            gap_s = state.metrics.last_token_time - previous if previous else None
+            self._observer.tokens(state, num_new, gap_s)
 
     @staticmethod
     def _update_metrics(metrics: RequestMetrics, output: EngineCoreOutput) -> None:

@@ -1,15 +1,55 @@
-"""StatsLogger: now and then, one line about what the engine is doing."""
+"""Watching the engine: what an EngineObserver is told, and StatsLogger, which now and then says it in one line."""
 
 from __future__ import annotations
 
 import logging
 import time
+from typing import TYPE_CHECKING
 
 from fathom.wire.messages import EngineCoreOutputs, SchedulerStats
+
+if TYPE_CHECKING:
+    from fathom.frontend.output_processor import RequestState
 
 logger = logging.getLogger(__name__)
 
 INTERVAL_S = 10.0
+
+
+class EngineObserver:
+    """Is told of every step and of what becomes of each answer. This one does nothing."""
+
+    def step(self, step: EngineCoreOutputs) -> None:
+        """The engine has made a step, and its outputs have been taken in."""
+
+    def tokens(self, state: RequestState, num_new: int, gap_s: float | None) -> None:
+        """An answer got tokens, gap_s after those before; None: they are its first."""
+
+    def finished(self, state: RequestState) -> None:
+        """An answer has ended, for the reason that the state holds."""
+
+
+class Observers(EngineObserver):
+    """Tells several observers, in their order."""
+
+    def __init__(self, *observers: EngineObserver) -> None:
+        self._observers = list(observers)
+
+    def add(self, observer: EngineObserver) -> None:
+        """One more, the last to be told."""
+        self._observers.append(observer)
+
+    def step(self, step: EngineCoreOutputs) -> None:
+        for observer in self._observers:
+            observer.step(step)
+
+    def tokens(self, state: RequestState, num_new: int, gap_s: float | None) -> None:
+        for observer in self._observers:
+            observer.tokens(state, num_new, gap_s)
+
+    def finished(self, state: RequestState) -> None:
+        for observer in self._observers:
+            observer.finished(state)
 
 
 class StatsLogger:

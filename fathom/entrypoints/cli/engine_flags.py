@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal, get_args, get_origin
 
 from fathom.config import EngineConfig, iter_options
@@ -12,12 +13,26 @@ _NOT_SET = argparse.SUPPRESS  # so that only flags that were given reach the con
 
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     """Add a --kebab-case flag for every option of the config."""
-    group = parser.add_argument_group("engine options")
-    for name, kind, default, help_line in iter_options():
+    add_flags(parser, "engine", iter_options())
+
+
+def add_flags(
+    parser: argparse.ArgumentParser,
+    section: str,
+    options: Iterable[tuple[str, Any, Any, str]],
+    aliases: Mapping[str, str] | None = None,
+) -> None:
+    """Add a --kebab-case flag for each of a section's options: (name, type, default, help).
+
+    Args:
+        aliases: name -> a second spelling of its flag.
+    """
+    group = parser.add_argument_group(f"{section} options")
+    for name, kind, default, help_line in options:
         text = help_line if default in (None, ()) else f"{help_line} (default: {default})"
         group.add_argument(
-            f"--{name.replace('_', '-')}",
-            dest=f"engine.{name}",
+            *(f"--{flag}" for flag in (name.replace("_", "-"), (aliases or {}).get(name)) if flag is not None),
+            dest=f"{section}.{name}",
             default=_NOT_SET,
             help=text.replace("%", "%%"),
             **_how(kind),
@@ -26,9 +41,13 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
 
 def config_from_flags(options: argparse.Namespace) -> EngineConfig:
     """The EngineConfig that the given flags describe."""
-    prefix = "engine."
-    given = {name[len(prefix) :]: value for name, value in vars(options).items() if name.startswith(prefix)}
-    return EngineConfig.from_options(**given)
+    return EngineConfig.from_options(**given_flags(options, "engine"))
+
+
+def given_flags(options: argparse.Namespace, section: str) -> dict[str, Any]:
+    """The options of a section that were given, by name."""
+    prefix = f"{section}."
+    return {name[len(prefix) :]: value for name, value in vars(options).items() if name.startswith(prefix)}
 
 
 def _how(kind: Any) -> dict[str, Any]:

@@ -15,6 +15,7 @@ COMMANDS = {
     "generate": "print a model's answer to one question, as it comes",
     "chat": "talk with a model in the terminal",
     "bench": "measure speed on this machine",
+    "serve": "serve a model to clients of OpenAI's API",
     "pull": "fetch a model of the catalogue",
     "doctor": "show what this machine offers and what Fathom would choose",
 }

@@ -65,6 +65,15 @@ class TextDecoder:
         """A stream of the output that follows a prompt."""
         return self._stream(prompt_token_ids, skip_special_tokens)
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """One id's bytes of UTF-8, which may be part of a character; special tokens have their spelling's."""
+        if self._stream == self._window:
+            return self._backend.decode([token_id], skip_special_tokens=False).encode()
+        piece = self._tables[False][token_id]
+        if isinstance(piece, int):
+            return bytes([piece])
+        return piece.encode() if isinstance(piece, str) else piece or b""
+
     def _byte_level(self, prompt_token_ids: Sequence[int], skip: bool) -> TextStream:
         return _ByteLevelStream(self._tables[skip])
 

@@ -122,6 +122,10 @@ class Tokenizer:
         known.update(zip(missing, texts, strict=True))
         return [known[token_id] for token_id in token_ids]
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """One id's bytes of UTF-8, which may be part of a character; special tokens have their spelling's."""
+        return self._text_decoder.token_bytes(token_id)
+
     def text_stream(self, prompt_token_ids: Sequence[int] = (), skip_special_tokens: bool = True) -> TextStream:
         """Incremental decode of the output that follows a prompt."""
         return self._text_decoder.stream(prompt_token_ids, skip_special_tokens=skip_special_tokens)

@@ -1,0 +1,35 @@
+"""`fathom serve [MODEL]`: an OpenAI-compatible server."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from fathom.entrypoints.cli.engine_flags import add_engine_flags, add_flags, config_from_flags, given_flags
+from fathom.entrypoints.server.settings import ServerSettings, iter_settings
+
+_ALIASES = {"max_queue": "max-num-queued-reqs", "max_queue_tokens": "max-num-queued-tokens"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model_name", nargs="?", metavar="MODEL", help="the same as --model")
+    add_flags(parser, "server", iter_settings(), _ALIASES)
+    add_engine_flags(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Serve until a signal comes (0) or the engine is gone (1). What is wrong with a flag is found before anything."""
+    given: dict[str, Any] = {name: _as_tuple(value) for name, value in given_flags(options, "server").items()}
+    settings = ServerSettings(**given)
+    if options.model_name is not None:
+        setattr(options, "engine.model", options.model_name)
+    config = config_from_flags(options)
+    import uvloop
+
+    from fathom.entrypoints.server.lifecycle import serve
+
+    return uvloop.run(serve(config, settings))
+
+
+def _as_tuple(value: object) -> object:
+    return tuple(value) if isinstance(value, list) else value

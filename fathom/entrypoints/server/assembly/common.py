@@ -1,0 +1,118 @@
+"""What both kinds of answers need: who the answer is from, the usage, and what is explained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from msgspec import UNSET, UnsetType
+
+import fathom
+from fathom.entrypoints.server.protocol.common import Explanation, PromptTokensDetails, Usage
+from fathom.outputs import PositionLogprobs, RequestOutput
+from fathom.params import SamplingParams
+
+
+@dataclass(frozen=True)
+class Envelope:
+    """What every chunk of one answer repeats, and when it carries the usage."""
+
+    id: str
+    created: int
+    model: str
+    fingerprint: str
+    include_usage: bool = False
+    continuous_usage: bool = False
+
+    @property
+    def no_usage(self) -> UnsetType | None:
+        """The usage of a chunk that has none: null if a usage chunk follows, else left out."""
+        return None if self.include_usage else UNSET
+
+
+class UsageCounter:
+    """Tokens of the prompts, each once, and of all that was generated.
+
+    Args:
+        prompt_lengths: tokens of each prompt.
+    """
+
+    def __init__(self, prompt_lengths: list[int]) -> None:
+        self._prompt_tokens = sum(prompt_lengths)
+        self._cached: list[int | None] = [None] * len(prompt_lengths)
+        self._completion_tokens = 0
+
+    def add(self, prompt: int, output: RequestOutput) -> None:
+        """Take in one output of a prompt. Of its n answers, the one with the fewest cached tokens computed the rest."""
+        self._completion_tokens += sum(len(answer.token_ids) for answer in output.outputs)
+        cached, known = output.num_cached_tokens, self._cached[prompt]
+        if cached is not None and (known is None or cached < known):
+            self._cached[prompt] = cached
+
+    def drop_generated(self) -> None:
+        """Count nothing as generated: max_tokens=0 samples a token that nobody asked for."""
+        self._completion_tokens = 0
+
+    def usage(self) -> Usage:
+        """The usage so far."""
+        return Usage(
+            self._prompt_tokens,
+            self._completion_tokens,
+            self._prompt_tokens + self._completion_tokens,
+            PromptTokensDetails(sum(cached or 0 for cached in self._cached)),
+        )
+
+
+@dataclass(frozen=True)
+class Explainer:
+    """Says what was done for an answer, from the parameters in effect and the last output."""
+
+    params: SamplingParams
+    model: str
+
+    def explain(self, output: RequestOutput) -> Explanation:
+        """The explanation of an answer whose last output this is."""
+        times = output.metrics
+        assert times is not None
+        return Explanation(
+            sampling_params={name: getattr(self.params, name) for name in _EXPLAINED},
+            cached_tokens=output.num_cached_tokens or 0,
+            num_preemptions=times.num_preemptions,
+            queue_ms=_ms(times.arrival_time, times.scheduled_time),
+            prefill_ms=_ms(times.scheduled_time, times.first_token_time),
+            decode_ms=_ms(times.first_token_time, times.last_token_time),
+            model=self.model,
+            version=fathom.__version__,
+        )
+
+
+_INTERNAL = ("output_kind", "detokenize", "eos_token_ids", "bad_words_token_ids")
+_EXPLAINED = tuple(name for name in SamplingParams.__struct_fields__ if name not in _INTERNAL)
+
+
+def _ms(start: float, end: float) -> float:
+    return round(1000 * (end - start), 3) if start and end else 0.0
+
+
+def prompt_logprobs_field(positions: PositionLogprobs | None) -> list[dict[int, Any] | None] | UnsetType:
+    """prompt_logprobs of an answer: for each prompt token, token id -> logprob, rank and text; null for the first."""
+    if positions is None:
+        return UNSET
+    return [
+        None
+        if position is None
+        else {
+            token_id: {"logprob": finite(entry.logprob), "rank": entry.rank, "decoded_token": entry.decoded_token}
+            for token_id, entry in position.items()
+        }
+        for position in positions
+    ]
+
+
+LEAST_LOGPROB = -9999.0
+"""Stands for minus infinity, which JSON has not."""
+
+
+def finite(logprob: float) -> float:
+    """A logprob that JSON can carry."""
+    return logprob if logprob >= LEAST_LOGPROB else LEAST_LOGPROB

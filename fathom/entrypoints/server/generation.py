@@ -1,0 +1,173 @@
+"""Running a request's prompts in the engine: places, deadline, outputs of several prompts as one stream, the answer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from fathom.entrypoints.server.http import EventStream, event, json_response, unless_gone
+from fathom.entrypoints.server.serving import Serving
+from fathom.errors import FathomError
+from fathom.frontend.async_engine import RequestStream
+from fathom.outputs import RequestOutput
+from fathom.params import SamplingParams
+
+logger = logging.getLogger(__name__)
+
+Chunk = TypeVar("Chunk", bound=msgspec.Struct)
+
+Outputs = AsyncIterator[tuple[int, RequestOutput]]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the engine is to do for a request: prompts with their parameters, and until when."""
+
+    id: str
+    prompts: list[dict[str, object]]
+    params: list[SamplingParams]
+    priority: int = 0
+    seconds: float | None = None
+    user: str | None = None
+
+
+@asynccontextmanager
+async def start(serving: Serving, job: Job) -> AsyncIterator[Outputs]:
+    """Hand a job to the engine; on leaving, what has not ended is aborted.
+
+    Yields:
+        (number of the prompt, output), as they come.
+
+    Raises:
+        ApiError, ValidationError, EngineDeadError: before anything is started.
+    """
+    began = time.monotonic()
+    answers = sum(params.n for params in job.params)
+    unique = uuid.uuid4().hex[:12]
+    ids = [f"{job.id}-{unique}-{number}" for number in range(len(job.prompts))]
+    streams: list[RequestStream] = []
+    with serving.admission.answers(answers):
+        serving.admission.expect(
+            {name: len(prompt["prompt_token_ids"]) for name, prompt in zip(ids, job.prompts, strict=True)}  # type: ignore[arg-type]
+        )
+        async with serving.running(ids, job.seconds):
+            try:
+                streams = await serving.engine.add_requests(
+                    ids,
+                    list(job.prompts),
+                    list(job.params),
+                    [job.priority] * len(ids),
+                )
+                yield _numbered(streams[0]) if len(streams) == 1 else _merged(streams)
+            finally:
+                gone = any(name in serving.engine.output_processor for name in ids)
+                for stream in streams:
+                    await stream.aclose()
+                _log(serving, job, answers, time.monotonic() - began, gone)
+
+
+def _log(serving: Serving, job: Job, answers: int, seconds: float, gone: bool) -> None:
+    if gone:
+        logger.info("%s aborted after %.3f s: the client is gone, or the answer could not be sent", job.id, seconds)
+    elif serving.settings.log_requests:
+        logger.info(
+            "%s done in %.3f s: %d prompt(s), %d answer(s)%s",
+            job.id,
+            seconds,
+            len(job.prompts),
+            answers,
+            "" if job.user is None else f", user {job.user!r}",
+        )
+
+
+async def _numbered(stream: RequestStream) -> Outputs:
+    async for output in stream:
+        yield 0, output
+
+
+async def _merged(streams: list[RequestStream]) -> Outputs:
+    """The outputs of several streams, each as soon as it is there. A reader who is slow holds the streams up."""
+    found: asyncio.Queue[tuple[int, RequestOutput | FathomError | None]] = asyncio.Queue(maxsize=len(streams))
+
+    async def pump(number: int, stream: RequestStream) -> None:
+        try:
+            async for output in stream:
+                await found.put((number, output))
+            await found.put((number, None))
+        except FathomError as error:
+            await found.put((number, error))
+
+    tasks = [asyncio.ensure_future(pump(number, stream)) for number, stream in enumerate(streams)]
+    try:
+        left = len(streams)
+        while left:
+            number, output = await found.get()
+            if isinstance(output, FathomError):
+                raise output
+            if output is None:
+                left -= 1
+            else:
+                yield number, output
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class Assembler(Protocol[Chunk]):
+    """What turns outputs into chunks; see assembly."""
+
+    def step(self, prompt: int, output: RequestOutput) -> list[Chunk]:
+        """The chunks of one output of a prompt."""
+        ...
+
+    def end(self) -> list[Chunk]:
+        """The chunks after the last output."""
+        ...
+
+
+async def whole(
+    serving: Serving, http: Request, job: Job, assembler: Assembler[Chunk], fold: Callable[[list[Chunk]], Any]
+) -> Response:
+    """The answer in one piece: the fold of the chunks that would be streamed.
+
+    Raises:
+        ClientGone: the client did not wait for it; its work has been aborted.
+    """
+
+    async def run() -> Response:
+        chunks: list[Chunk] = []
+        async with start(serving, job) as outputs:
+            async for prompt, output in outputs:
+                chunks += assembler.step(prompt, output)
+        return json_response(fold(chunks + assembler.end()))
+
+    return await unless_gone(http.receive, run())
+
+
+async def streamed(serving: Serving, job: Job, assembler: Assembler[Chunk]) -> EventStream:
+    """The answer as server-sent events. What is wrong with the request is raised now, with its status."""
+    stack = AsyncExitStack()
+    outputs = await stack.enter_async_context(start(serving, job))
+
+    async def events() -> AsyncIterator[bytes]:
+        async for prompt, output in outputs:
+            if chunks := assembler.step(prompt, output):
+                yield b"".join([event(_encode(chunk)) for chunk in chunks])
+        for chunk in assembler.end():
+            yield event(_encode(chunk))
+
+    return EventStream(events(), stack.aclose)
+
+
+_encode = msgspec.json.Encoder().encode

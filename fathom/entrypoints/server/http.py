@@ -1,0 +1,152 @@
+"""Reading requests and writing answers: bodies with a limit, typed JSON, event streams, and clients that go away."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from fathom.entrypoints.server.errors import ApiError, bad_request, decoding_error, to_api_error
+from fathom.entrypoints.server.protocol.fields import refusals_of
+
+T = TypeVar("T")
+RequestStruct = TypeVar("RequestStruct", bound=msgspec.Struct)
+
+
+class ClientGone(Exception):
+    """Whoever asked has closed the connection; nobody reads the answer."""
+
+
+async def read_request(request: Request, kind: type[RequestStruct], limit: int) -> RequestStruct:
+    """The body as a struct.
+
+    Raises:
+        ApiError: 413 if it is larger than `limit` bytes; 400 if it is not JSON, not of this kind, or has a field that
+            is not supported.
+    """
+    body = await _read_body(request, limit)
+    try:
+        decoded = msgspec.json.decode(body, type=kind)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError, OverflowError) as error:
+        raise decoding_error(error) from None
+    check_refusals(decoded)
+    return decoded
+
+
+def check_refusals(struct: msgspec.Struct, where: str = "") -> None:
+    """Refuse, by name, fields that are known but not supported."""
+    for name, refusal in refusals_of(type(struct)):
+        value = getattr(struct, name)
+        if value is not None and value not in refusal.neutral:
+            raise bad_request(
+                f"{where}{name} is not supported: {refusal.why}.", f"{where}{name}", "unsupported_parameter"
+            )
+
+
+async def _read_body(request: Request, limit: int) -> bytes:
+    too_large = ApiError(413, f"The body is larger than {limit} bytes.", code="body_too_large")
+    length = request.headers.get("content-length", "0")
+    if length.isdecimal() and int(length) > limit:
+        raise too_large
+    chunks: list[bytes] = []
+    size = 0
+    try:
+        async for chunk in request.stream():
+            size += len(chunk)
+            if size > limit:
+                raise too_large
+            chunks.append(chunk)
+    except ClientDisconnect:
+        raise ClientGone from None
+    return b"".join(chunks)
+
+
+def json_response(value: Any, status: int = 200) -> Response:
+    """A struct as JSON."""
+    return Response(msgspec.json.encode(value), status, media_type="application/json")
+
+
+async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """The work's result. If the client goes away first, the work is cancelled.
+
+    Raises:
+        ClientGone: it went away. Whatever the work raises.
+    """
+    task = asyncio.ensure_future(work)
+    watch = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientGone
+        return task.result()
+    finally:
+        for pending in (task, watch):
+            if not pending.done():
+                pending.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await pending
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+DONE = b"data: [DONE]\n\n"
+
+
+def event(data: bytes, name: str | None = None) -> bytes:
+    """One server-sent event. name: its type, for protocols that have them."""
+    head = b"" if name is None else b"event: " + name.encode() + b"\n"
+    return head + b"data: " + data + b"\n\n"
+
+
+class EventStream(Response):
+    """An answer of server-sent events, sent as they come; the client's going away ends it.
+
+    Args:
+        events: whole events. An exception becomes a last one, with the error; then `end` follows all the same.
+        close: is awaited when nothing more will be sent, however it ended.
+        end: the last event of every stream.
+        encode_error: an error as an event; OpenAI's form if left out.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        events: AsyncIterator[bytes],
+        close: Callable[[], Awaitable[None]],
+        *,
+        end: bytes = DONE,
+        encode_error: Callable[[ApiError], bytes] | None = None,
+    ) -> None:
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._events = events
+        self._close = close
+        self._end = end
+        self._encode_error = encode_error or (lambda error: event(error.encode()))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            with contextlib.suppress(ClientGone):
+                await unless_gone(receive, self._send_all(send))
+        finally:
+            await self._close()
+
+    async def _send_all(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        try:
+            async for piece in self._events:
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+            last = self._end
+        except Exception as error:
+            last = self._encode_error(to_api_error(error)) + self._end
+        await send({"type": "http.response.body", "body": last, "more_body": False})

@@ -1,0 +1,113 @@
+"""ServerSettings: every option of the server, once, with its type, its default and one line of help.
+
+Flags and docs are generated from these fields, as the engine's are from config.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from fathom import env
+from fathom.config import option
+from fathom.entrypoints.server.parsing import make_parser
+from fathom.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """How the engine is served.
+
+    Raises:
+        ConfigError: a value that cannot be, before anything is started.
+    """
+
+    host: str = option("127.0.0.1", "Address to listen at; 0.0.0.0 for all.")
+    port: int = option(8000, "Port to listen at; 0 for any free one.")
+    api_key: tuple[str, ...] = option(
+        (), "Key that clients must send; may be given several times; also FATHOM_API_KEY."
+    )
+    served_model_name: tuple[str, ...] = option((), "Name of the model for clients; may be given several times.")
+    allowed_origins: tuple[str, ...] = option((), "Origin of web pages that may ask, or *; none by default.")
+    enable_admin: bool = option(False, "Serve /reset_prefix_cache, /start_profile and /stop_profile.")
+    profile_folder: str = option("fathom-profile", "Where /start_profile has its traces written.")
+
+    chat_template: str | None = option(None, "A file with a Jinja template, or the template, for chats.")
+    default_chat_template_kwargs: str | None = option(None, "Variables of the chat template, as a JSON object.")
+    trust_request_chat_template: bool = option(False, "Let requests bring a chat template of their own.")
+    response_role: str = option("assistant", "Role of answers.")
+    tool_call_parser: str | None = option(None, "Dialect of the model's tool calls; default: by its chat template.")
+    reasoning_parser: str | None = option(None, "Dialect of the model's reasoning; default: by its chat template.")
+    enable_auto_tool_choice: bool = option(True, "Let the model choose to call tools; off: only tool_choice none.")
+
+    max_queue: int = option(2048, "Most answers that wait for a place in the engine; more get 429.")
+    max_queue_tokens: int | None = option(None, "Most prompt tokens of answers that have not begun; more get 429.")
+    max_body_bytes: int = option(32 << 20, "Largest body of a request.")
+    request_timeout: float | None = option(None, "Seconds for a request that brings no limit of its own.")
+
+    shutdown_timeout: float = option(8.0, "Seconds that running requests have after the signal to stop.")
+    engine_stall_timeout: float = option(30.0, "Seconds without a sign of the engine after which /health says so.")
+    restart_on_failure: bool = option(False, "Start the engine again if it dies, once; else the server ends.")
+    log_requests: bool = option(False, "Log a line for each request.")
+
+    def __post_init__(self) -> None:
+        for name in ("max_queue", "max_queue_tokens", "max_body_bytes", "port"):
+            value = getattr(self, name)
+            _require(value is None or value >= 0, name, value, "must not be negative")
+        _require(self.port <= 65_535, "port", self.port, "must be at most 65535")
+        for name in ("shutdown_timeout", "engine_stall_timeout", "request_timeout"):
+            value = getattr(self, name)
+            _require(value is None or 0 <= value < math.inf, name, value, "must be a number of seconds")
+        for key in self.api_key:
+            _require(key.isascii() and key.strip() == key != "", "api_key", "***", "must be a word of ASCII characters")
+        self.template_variables()
+        make_parser(self.tool_call_parser, self.reasoning_parser, self.template_text())  # refuses unknown names
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Keys from the flags and the environment; none: everybody may ask."""
+        return self.api_key + env.api_keys()
+
+    def template_variables(self) -> dict[str, Any]:
+        """default_chat_template_kwargs as a dictionary."""
+        if self.default_chat_template_kwargs is None:
+            return {}
+        try:
+            variables = json.loads(self.default_chat_template_kwargs)
+        except ValueError:
+            variables = None
+        given = self.default_chat_template_kwargs
+        _require(isinstance(variables, dict), "default_chat_template_kwargs", given, "must be a JSON object")
+        return dict(variables)
+
+    def template_text(self) -> str | None:
+        """The chat template: a file's text, or the option itself if it looks like a template."""
+        given = self.chat_template
+        if given is None or "{{" in given or "{%" in given:
+            return given
+        try:
+            return Path(given).expanduser().read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(
+                f"the chat template {given!r} cannot be read: {error}.",
+                parameter="chat_template",
+                value=given,
+                hint="Give a file, or a template with {{ }} or {% %} in it.",
+            ) from None
+
+
+def iter_settings() -> Iterator[tuple[str, Any, Any, str]]:
+    """(name, type, default, help) of every setting, in order."""
+    hints = get_type_hints(ServerSettings)
+    for item in dataclasses.fields(ServerSettings):
+        yield item.name, hints[item.name], item.default, item.metadata["help"]
+
+
+def _require(holds: bool, name: str, value: Any, rule: str) -> None:
+    if not holds:
+        raise ConfigError(f"{name} {rule}, got {value}.", parameter=name, value=value)

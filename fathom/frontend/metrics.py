@@ -1,0 +1,190 @@
+"""PrometheusObserver: what happens to answers, as Prometheus metrics with vLLM's names and meanings, under `fathom:`.
+
+Counters count what usage counts: a prompt once, however many answers it has, and each generated token once, also after
+a preemption. Latencies have finer buckets than vLLM's, since a small model's token takes less than 10 ms.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+
+from fathom.frontend.stats import EngineObserver
+from fathom.wire.messages import EngineCoreOutputs, SchedulerStats
+
+if TYPE_CHECKING:
+    from fathom.frontend.output_processor import RequestState
+
+_SHORT_S = (
+    0.0005,
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.02,
+    0.03,
+    0.05,
+    0.075,
+    0.1,
+    0.15,
+    0.2,
+    0.3,
+    0.5,
+    0.75,
+    1,
+    2.5,
+    5,
+    10,
+    40,
+)
+_LONG_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 60, 120, 240, 480, 960, 1920, 7680)
+_TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000)
+_SMALL = (0, 1, 2, 3, 5, 10, 20, 50, 100)
+REASONS = ("stop", "length", "abort", "error")
+
+
+class PrometheusObserver(EngineObserver):
+    """Keeps the metrics of one engine in a registry of its own.
+
+    Args:
+        model_name: the value of the label of that name.
+    """
+
+    def __init__(self, model_name: str) -> None:
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        self._labels = {"model_name": model_name, "engine": "0"}
+        self._step_tokens = 0
+        self._seen = SchedulerStats(0, 0, 0.0, 0, 0, 0, 0)
+        self._make_gauges_and_counters()
+        self._make_histograms()
+
+    # ---------------------------------------------------------------- what the engine tells
+
+    def step(self, step: EngineCoreOutputs) -> None:
+        """Take in the scheduler's numbers and the size of the step."""
+        if self._step_tokens:
+            self._iteration_tokens.observe(self._step_tokens)
+            self._step_tokens = 0
+        if step.stats is not None:
+            self.scheduler(step.stats)
+
+    def scheduler(self, stats: SchedulerStats) -> None:
+        """Set the gauges, and move the engine's counters to where they are now."""
+        self._running.set(stats.num_running)
+        self._waiting.set(stats.num_waiting)
+        self._kv_usage.set(stats.kv_cache_usage)
+        for name, counter in self._engine_counters.items():
+            counter.inc(max(0, getattr(stats, name) - getattr(self._seen, name)))
+        self._seen = stats
+
+    def tokens(self, state: RequestState, num_new: int, gap_s: float | None) -> None:
+        """Count new tokens; with the first of them the prompt, and the time to it."""
+        self._generation_tokens.inc(num_new)
+        self._step_tokens += num_new
+        if gap_s is not None:
+            self._inter_token.observe(max(0.0, gap_s) / num_new)
+            return
+        metrics, length = state.metrics, len(state.request.prompt_token_ids)
+        self._first_token.observe(max(0.0, metrics.first_token_time - metrics.arrival_time))
+        if state.index == 0:
+            self._prompt_tokens.inc(length)
+            self._cached_tokens.inc(state.num_cached_tokens)
+            self._step_tokens += length - state.num_cached_tokens
+
+    def finished(self, state: RequestState) -> None:
+        """Count the answer under its reason, and observe its sizes and times."""
+        self._success[str(state.finish_reason)].inc()
+        metrics, params = state.metrics, state.request.params
+        now = time.time()
+        if state.index == 0:
+            self._params_n.observe(params.n)
+            if params.max_tokens is not None:
+                self._params_max_tokens.observe(params.max_tokens)
+        self._e2e.observe(max(0.0, now - metrics.arrival_time))
+        self._request_preemptions.observe(metrics.num_preemptions)
+        self._request_generation_tokens.observe(metrics.num_generation_tokens)
+        if not metrics.first_token_time:
+            return
+        self._request_prompt_tokens.observe(len(state.request.prompt_token_ids))
+        self._computed_tokens.observe(len(state.request.prompt_token_ids) - state.num_cached_tokens)
+        decode_s = metrics.last_token_time - metrics.first_token_time
+        self._queue.observe(max(0.0, metrics.scheduled_time - metrics.arrival_time))
+        self._prefill.observe(max(0.0, metrics.first_token_time - metrics.scheduled_time))
+        self._decode.observe(max(0.0, decode_s))
+        self._inference.observe(max(0.0, metrics.last_token_time - metrics.scheduled_time))
+        if metrics.num_generation_tokens > 1:
+            self._per_token.observe(max(0.0, decode_s) / (metrics.num_generation_tokens - 1))
+
+    # ---------------------------------------------------------------- what the server tells
+
+    def rejected(self, reason: str) -> None:
+        """A request was turned away before it reached the engine."""
+        self._rejections.labels(**self._labels, reason=reason).inc()
+
+    def answered(self, path: str, status: int) -> None:
+        """An HTTP answer was begun."""
+        self._http.labels(path=path, status=str(status)).inc()
+
+    def text(self) -> bytes:
+        """All metrics in Prometheus' text format."""
+        return generate_latest(self.registry)
+
+    # ---------------------------------------------------------------- the metrics
+
+    def _make_gauges_and_counters(self) -> None:
+        self._running = self._gauge("num_requests_running", "Answers in the engine's batch.")
+        self._waiting = self._gauge("num_requests_waiting", "Answers that wait for a place in the batch.")
+        self._kv_usage = self._gauge("kv_cache_usage_perc", "Share of the KV cache in use; 1 is all.")
+        self._engine_counters = {
+            "prefix_cache_queries": self._counter("prefix_cache_queries", "Prompt tokens looked up in the cache."),
+            "prefix_cache_hits": self._counter("prefix_cache_hits", "Prompt tokens found in the cache."),
+            "num_preemptions": self._counter("num_preemptions", "Times that an answer lost its place."),
+        }
+        self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens, each prompt once.")
+        self._cached_tokens = self._counter("prompt_tokens_cached", "Prompt tokens that the prefix cache had.")
+        self._generation_tokens = self._counter("generation_tokens", "Generated tokens.")
+        finished = Counter(
+            "fathom:request_success",
+            "Answers that ended, by reason.",
+            [*self._labels, "finished_reason"],
+            registry=self.registry,
+        )
+        self._success = {reason: finished.labels(**self._labels, finished_reason=reason) for reason in REASONS}
+        self._rejections = Counter(
+            "fathom:admission_rejections", "Requests turned away.", [*self._labels, "reason"], registry=self.registry
+        )
+        self._http = Counter("fathom:http_requests", "HTTP answers.", ["path", "status"], registry=self.registry)
+
+    def _make_histograms(self) -> None:
+        seconds, tokens = self._histogram, self._histogram
+        self._first_token = seconds("time_to_first_token_seconds", "From arrival to the first token.", _LONG_S)
+        self._inter_token = seconds("inter_token_latency_seconds", "Between tokens of an answer.", _SHORT_S)
+        self._per_token = seconds("request_time_per_output_token_seconds", "The mean of that, by answer.", _SHORT_S)
+        self._e2e = seconds("e2e_request_latency_seconds", "From arrival to the end.", _LONG_S)
+        self._queue = seconds("request_queue_time_seconds", "From arrival to the first step.", _LONG_S)
+        self._prefill = seconds("request_prefill_time_seconds", "From the first step to the first token.", _LONG_S)
+        self._decode = seconds("request_decode_time_seconds", "From the first token to the last.", _LONG_S)
+        self._inference = seconds("request_inference_time_seconds", "From the first step to the last token.", _LONG_S)
+        self._iteration_tokens = tokens("iteration_tokens_total", "Tokens of prompts and answers by step.", _TOKENS)
+        self._request_prompt_tokens = tokens("request_prompt_tokens", "Prompt tokens by answer.", _TOKENS)
+        self._request_generation_tokens = tokens("request_generation_tokens", "Generated tokens by answer.", _TOKENS)
+        self._computed_tokens = tokens(
+            "request_prefill_kv_computed_tokens", "Prompt tokens by answer that the cache did not have.", _TOKENS
+        )
+        self._params_n = self._histogram("request_params_n", "n of requests.", _SMALL)
+        self._params_max_tokens = tokens("request_params_max_tokens", "max_tokens of requests.", _TOKENS)
+        self._request_preemptions = self._histogram("request_num_preemptions", "Preemptions by answer.", _SMALL)
+
+    def _gauge(self, name: str, words: str) -> Gauge:
+        return Gauge(f"fathom:{name}", words, list(self._labels), registry=self.registry).labels(**self._labels)
+
+    def _counter(self, name: str, words: str) -> Counter:
+        return Counter(f"fathom:{name}", words, list(self._labels), registry=self.registry).labels(**self._labels)
+
+    def _histogram(self, name: str, words: str, buckets: Sequence[float]) -> Histogram:
+        metric = Histogram(f"fathom:{name}", words, list(self._labels), buckets=buckets, registry=self.registry)
+        return metric.labels(**self._labels)

@@ -1,0 +1,61 @@
+"""Servers that tests share. Each is started once; tests that end a server start their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import openai
+import pytest
+
+from tests.server.processes import Server
+from tests.stand_in import write_stand_in
+
+
+@pytest.fixture(scope="session")
+def tiny_chat_model(tiny: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Llama with a chat template and 4,096 tokens of context."""
+    folder = tmp_path_factory.mktemp("stand-in")
+    write_stand_in(tiny("llama-gqa"), folder)
+    return next(folder.iterdir())
+
+
+@pytest.fixture(scope="session")
+def server(tiny_chat_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A tiny model, served as it comes, as "tiny"."""
+    started = Server(tiny_chat_model, tmp_path_factory.mktemp("server"), "--served-model-name=tiny", "--seed=0")
+    yield started
+    assert started.stop() == 0
+
+
+@pytest.fixture(scope="session")
+def client(server: Server) -> openai.OpenAI:
+    return server.client()
+
+
+TOOL_TEMPLATE = (
+    "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+    "{% if tools %}Call one of {{ tools | tojson }} within <tool_call>.\n{% endif %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+
+
+@pytest.fixture(scope="session")
+def guarded(tiny_chat_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The tiny model with keys, admin routes, a template for tools, and a queue of two behind one place."""
+    flags = ["--api-key=one", "--enable-admin", "--max-queue=2", "--max-num-seqs=1", "--max-queue-tokens=3000"]
+    flags += ["--allowed-origins=https://example.com", "--engine-stall-timeout=0.5", "--max-body-bytes=100000"]
+    tmp = tmp_path_factory.mktemp("guarded")
+    flags += [f"--chat-template={TOOL_TEMPLATE}", "--trust-request-chat-template", f"--profile-folder={tmp}/profile"]
+    started = Server(tiny_chat_model, tmp, *flags, env={"FATHOM_API_KEY": "two"})
+    started.http.headers["Authorization"] = "Bearer one"
+    yield started
+    assert started.stop() == 0
+
+
+@pytest.fixture(scope="session")
+def smollm2(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The default model."""
+    started = Server(smollm2_path, tmp_path_factory.mktemp("smollm2"), "--served-model-name=smollm2")
+    yield started
+    assert started.stop() == 0

@@ -1,0 +1,80 @@
+"""A server as a user runs it: `fathom serve` in a process of its own, on a port that was free."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import psutil
+
+from tests.client.processes import engine_of
+
+_URL = re.compile(r"serving .* at (http://\S+)")
+
+
+class Server:
+    """A running server; its output is in `log`."""
+
+    def __init__(self, model: str | Path, tmp: Path, *flags: str, env: dict[str, str] | None = None) -> None:
+        self.tmp = tmp
+        self.log = tmp / "server.log"
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "fathom", "serve", str(model), "--port=0", "--num-threads=1", *flags],
+                env={**os.environ, "TMPDIR": str(tmp), **(env or {})},
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                start_new_session=True,
+            )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        found = _URL.search(line)
+        if found is None:
+            self.process.wait(10)
+            raise AssertionError(f"the server did not start: {line!r} {self.log.read_text()}")
+        self.url = found[1]
+        self.http = httpx.Client(base_url=self.url, timeout=30)
+
+    def client(self, key: str = "none", **options: Any) -> openai.OpenAI:
+        """OpenAI's client; it does not try again unless told."""
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=30, **options)
+
+    def async_client(self, key: str = "none") -> openai.AsyncOpenAI:
+        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=30)
+
+    def post(self, path: str, **body: Any) -> httpx.Response:
+        return self.http.post(path, json=body)
+
+    def metrics(self) -> dict[str, float]:
+        """Every sample of /metrics: name{labels but the model's and the engine's} -> value."""
+        found = {}
+        for line in self.http.get("/metrics").text.splitlines():
+            if line and not line.startswith("#"):
+                name, _, value = line.rpartition(" ")
+                name = re.sub(r'(engine="0",?|model_name="[^"]*",?)', "", name).replace(",}", "}").replace("{}", "")
+                found[name.removeprefix("fathom:")] = float(value)
+        return found
+
+    def engine(self) -> psutil.Process:
+        return engine_of(self.process.pid)
+
+    def stop(self) -> int:
+        """Ask it to end, and wait; its exit code."""
+        self.http.close()
+        self.process.send_signal(signal.SIGTERM)
+        return self.wait()
+
+    def wait(self, timeout_s: float = 20) -> int:
+        try:
+            return self.process.wait(timeout_s)
+        finally:
+            self.process.kill()
+            self.process.wait()

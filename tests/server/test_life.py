@@ -1,0 +1,170 @@
+"""A server's life: what stops it from starting, how it ends, and what it says while its engine is in trouble."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.client.processes import is_gone, socket_folders, within
+from tests.server.processes import Server
+from tests.server.test_load import LONG, stream
+
+Start = Callable[..., Server]
+
+
+@pytest.fixture
+def start(tiny_chat_model: Path, tmp_path: Path) -> Iterator[Start]:
+    """start(*flags): a server of this test's own."""
+    servers: list[Server] = []
+
+    def started(*flags: str) -> Server:
+        servers.append(Server(tiny_chat_model, tmp_path, *flags))
+        return servers[-1]
+
+    yield started
+    for server in servers:
+        server.process.kill()
+        server.process.wait()
+        server.http.close()
+
+
+def nothing_is_left(server: Server, engine: Any) -> bool:
+    return within(3, lambda: is_gone(engine) and not socket_folders(server.tmp))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["--port={port}"], 1, "is in use"),
+        (["--host=192.0.2.1"], 1, "cannot listen at"),
+        (["--no-such-flag"], 2, "--no-such-flag"),
+        (["--port=many"], 2, "--port"),
+        (["--port=70000"], 1, "port must be at most"),
+        (["--chat-template=/no/such/file"], 1, "/no/such/file"),
+        (["--tool-call-parser=nobody"], 1, "nobody"),
+        (["--default-chat-template-kwargs=[1]"], 1, "JSON object"),
+        (["--max-num-seqs=0"], 1, "max_num_seqs"),
+        (["--model=/no/such/model"], 1, "/no/such/model"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_starts(
+    tiny_chat_model: Path, arguments: list[str], code: int, words: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        flags = [argument.format(port=taken.getsockname()[1]) for argument in arguments]
+        model = [] if any(flag.startswith("--model") for flag in flags) else [str(tiny_chat_model)]
+        command = [sys.executable, "-m", "fathom", "serve", *model, *flags]
+        run = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    assert (run.returncode, run.stdout) == (code, "")
+    assert words in run.stderr
+    assert "Traceback" not in run.stderr
+    assert "load" not in run.stderr
+
+
+def test_the_first_signal_lets_requests_end(start: Start) -> None:
+    """C77: what runs ends well, what comes is turned away, and nothing is left."""
+    server = start("--shutdown-timeout=20")
+    engine = server.engine()
+    with stream(server, **(LONG | {"max_tokens": 300})) as lines:
+        server.process.send_signal(signal.SIGTERM)
+        assert within(5, lambda: server.http.get("/health").status_code == 503)
+        refused = server.post("/v1/completions", prompt="A")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "shutting_down")
+        events = [line for line in lines if line]
+    assert events[-1] == "data: [DONE]"
+    assert json.loads(events[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
+    assert server.wait() == 0
+    assert nothing_is_left(server, engine)
+
+
+@pytest.mark.parametrize("second_signal", [False, True])
+def test_requests_that_do_not_end_in_time_are_ended(start: Start, second_signal: bool) -> None:
+    server = start("--shutdown-timeout=60" if second_signal else "--shutdown-timeout=0.3")
+    engine = server.engine()
+    with stream(server, **LONG) as lines, ThreadPoolExecutor(1) as pool:
+        whole = pool.submit(httpx.post, f"{server.url}/v1/completions", json=LONG, timeout=30)
+        assert within(5, lambda: server.http.get("/load").json()["server_load"] == 2)
+        server.process.send_signal(signal.SIGINT)
+        if second_signal:
+            assert within(5, lambda: server.http.get("/health").status_code == 503)
+            server.process.send_signal(signal.SIGTERM)
+        events = [line for line in lines if line]
+        answers = [json.loads(events[-2].removeprefix("data: ")), whole.result().json()]
+    assert events[-1] == "data: [DONE]"
+    for answer in answers:
+        choice = answer["choices"][0]
+        assert (choice["finish_reason"], choice["stop_reason"]) == ("abort", "shutdown")
+    assert server.wait(5) == 0
+    assert nothing_is_left(server, engine)
+
+
+def test_an_engine_that_dies_ends_streams_with_an_error(start: Start) -> None:
+    """C74, C61: an event with the error, then the end; /health says so; the exit code is not 0."""
+    server = start()
+    engine = server.engine()
+    with stream(server, **LONG) as lines, ThreadPoolExecutor(1) as pool:
+        whole = pool.submit(httpx.post, f"{server.url}/v1/completions", json=LONG, timeout=30)
+        assert within(5, lambda: server.http.get("/load").json()["server_load"] == 2)
+        killed = time.monotonic()
+        engine.kill()
+        events = [line for line in lines if line]
+        assert time.monotonic() - killed < 2
+        failed = whole.result()
+        with contextlib.suppress(httpx.TransportError):
+            assert server.http.get("/health").status_code == 503
+    assert events[-1] == "data: [DONE]"
+    for error in (json.loads(events[-2].removeprefix("data: "))["error"], failed.json()["error"]):
+        assert (error["code"], error["type"]) == ("engine_dead", "service_unavailable_error")
+    assert failed.status_code == 503
+    assert server.wait(5) == 1
+    assert nothing_is_left(server, engine)
+
+
+def test_a_dead_engine_is_started_again_if_asked_and_dies_with_its_server(start: Start) -> None:
+    """C76: after kill -9 of the server nothing is left."""
+    server = start("--restart-on-failure")
+    before = server.post("/v1/completions", **(LONG | {"max_tokens": 9})).json()
+    server.engine().kill()
+    assert within(5, lambda: server.http.get("/health").status_code == 503)
+    assert within(20, lambda: server.http.get("/health").status_code == 200)
+    after = server.post("/v1/completions", **(LONG | {"max_tokens": 9})).json()
+    assert after["choices"] == before["choices"]
+    second = server.engine()
+    server.process.kill()
+    server.process.wait()
+    assert nothing_is_left(server, second)
+
+
+def test_a_stalled_engine_is_unhealthy_until_it_answers_again(guarded: Server) -> None:
+    engine = guarded.engine()
+    assert guarded.http.get("/health").status_code == 200
+    engine.suspend()
+    try:
+        assert within(3, lambda: guarded.http.get("/health").status_code == 503)
+        assert guarded.http.get("/health").json()["error"]["code"] == "engine_stalled"
+        assert guarded.http.get("/metrics").status_code == 200
+    finally:
+        engine.resume()
+    assert within(3, lambda: guarded.http.get("/health").status_code == 200)
+    assert guarded.post("/v1/completions", prompt="A", max_tokens=2).status_code == 200
+
+
+def test_only_the_port_listens(server: Server) -> None:
+    """C92: one TCP socket, at 127.0.0.1; the engine has none."""
+    import psutil
+
+    listening = [c for c in psutil.Process(server.process.pid).net_connections("tcp") if c.status == "LISTEN"]
+    assert [(c.laddr.ip, f"http://127.0.0.1:{c.laddr.port}") for c in listening] == [("127.0.0.1", server.url)]
+    assert server.engine().net_connections("tcp") == []
