@@ -14,7 +14,7 @@ The text has its BOS from the template, if it wants one: encode it with add_spec
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -27,6 +27,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from fathom.errors import ValidationError
 from fathom.frontend.chat_messages import Message, normalise_messages
+from fathom.frontend.template_habits import TemplateHabits, read_habits
 from fathom.frontend.tokenizer.tokenizer import Tokenizer, check_text
 
 _OWN_VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
@@ -57,12 +58,14 @@ def render_chat(
         chat_template: a template, or the name of one of the model's, instead of the model's own.
         add_generation_prompt: end with the beginning of an answer.
         continue_final_message: end within the final message, so that the answer carries it on.
-        tools: JSON schemas of functions.
+        tools: JSON schemas of functions. A template that does not show them is refused: the model would not know
+            of them.
         chat_template_kwargs: further variables for the template.
 
     Raises:
-        ValidationError: no template; a template that cannot be compiled ("chat_template"); messages that the
-            template refuses ("messages", with the template's own words); options that contradict each other.
+        ValidationError: no template; a template that cannot be compiled ("chat_template") or has no place for tools
+            ("tools"); messages that the template refuses ("messages", with the template's own words); options that
+            contradict each other.
     """
     if continue_final_message and add_generation_prompt:
         raise ValidationError(
@@ -80,7 +83,14 @@ def render_chat(
             hint="Use the argument of that name.",
         )
     template = _compiled(tokenizer, _select_template(tokenizer.chat_template, chat_template, bool(tools)))
-    chat = normalise_messages(messages, keep_parts=template.iterates_over_content)
+    if tools and not template.habits.shows_tools:
+        raise ValidationError(
+            "The model's chat template has no place for tools, so the model would not know of them.",
+            parameter="tools",
+            value=[*tools],
+            hint="Leave them out, describe them in a message, or pass a chat_template= that shows them.",
+        )
+    chat = normalise_messages(messages, template.habits.messages)
     final_text = _mark_end(chat[-1]) if continue_final_message else ""
     variables = {
         **tokenizer.special_tokens,
@@ -100,8 +110,7 @@ def render_chat(
 class CompiledTemplate:
     """A chat template, compiled.
 
-    iterates_over_content: whether the template goes through a content's parts itself, so that they are left
-    to it.
+    habits: in which shape it needs messages, and whether it shows tools.
 
     Raises:
         ValidationError: a syntax error, with its line.
@@ -116,7 +125,7 @@ class CompiledTemplate:
         environment.globals["strftime_now"] = _strftime_now
         try:
             self._template = environment.from_string(source)
-            self.iterates_over_content = _iterates_over_content(environment.parse(source))
+            self.habits: TemplateHabits = read_habits(environment.parse(source))
         except jinja2.TemplateSyntaxError as error:
             raise ValidationError(
                 f"The chat template has a mistake in line {error.lineno}: {error.message}.",
@@ -215,25 +224,6 @@ def _cut_at_mark(text: str, final_text: str) -> str:
             value=True,
         )
     return text[:end] if text.startswith(_END_MARK, end) else text[:end].rstrip()
-
-
-def _iterates_over_content(tree: nodes.Template) -> bool:
-    """Whether a loop runs over `message.content`, directly or by way of a variable."""
-    names = {"content"}
-    for assignment in tree.find_all(nodes.Assign):
-        if isinstance(assignment.target, nodes.Name) and _is_content(assignment.node, names):
-            names.add(assignment.target.name)
-    return any(_is_content(loop.iter, names) for loop in tree.find_all(nodes.For))
-
-
-def _is_content(node: nodes.Node | None, names: Iterable[str]) -> bool:
-    while isinstance(node, nodes.Filter):
-        node = node.node
-    if isinstance(node, nodes.Name):
-        return node.name in names
-    if isinstance(node, nodes.Getitem):
-        return isinstance(node.arg, nodes.Const) and node.arg.value == "content"
-    return isinstance(node, nodes.Getattr) and node.attr == "content"
 
 
 def _raise_exception(message: str) -> NoReturn:

@@ -162,7 +162,7 @@ def test_content_parts(ours, theirs):
     ],
 )
 def test_which_templates_take_parts(source, expected):
-    assert CompiledTemplate(source).iterates_over_content is expected
+    assert CompiledTemplate(source).habits.messages.keeps_parts is expected
 
 
 def tool_history(arguments: Any, content: Any = None) -> list[dict[str, Any]]:
@@ -193,6 +193,65 @@ def test_tool_call_arguments(ours, theirs, given, parsed):
     assert text == reference(theirs, tool_history(parsed), chat_template=TOOLS, tools=[TOOL])
     assert json.dumps(parsed, ensure_ascii=False) in text
     assert messages == before
+
+
+# DeepSeek's habits: arguments are added to text, and a message of calls alone has no content.
+ADDS_ARGUMENTS = """\
+{%- if tools %}{{ tools | length }}{% endif -%}
+{%- for m in messages -%}
+{%- for call in m['tool_calls'] or [] -%}
+{{ '<call>' + call['function']['name'] + '<sep>' + call['function']['arguments'] + '</call>' }}
+{%- endfor -%}
+{%- if m['content'] is not none %}{{ '<' + m['role'] + '>' + m['content'] }}{% endif -%}
+{%- endfor -%}
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ('{"x":1, "y": "é<"}', '{"x":1, "y": "é<"}'),
+        ({"x": 1, "y": "é"}, '{"x": 1, "y": "é"}'),
+        ("", "{}"),
+        ("null", "{}"),
+        (None, "{}"),
+        ("not json", "not json"),
+    ],
+)
+def test_a_template_that_adds_arguments_to_text_gets_text(ours, theirs, given, text):
+    options = {"chat_template": ADDS_ARGUMENTS, "tools": [TOOL]}
+    rendered = render_chat(ours, tool_history(given, "Hm."), **options)
+    assert rendered == reference(theirs, tool_history(text, "Hm."), **options)
+    # transformers leaves the null content out, and so fails at this template.
+    alone = render_chat(ours, tool_history(given), **options)
+    assert alone == rendered.replace("<assistant>Hm.", "")
+    assert f"<call>add<sep>{text}</call><tool>3" in alone
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("{{ 'a' + call.arguments }}", True),
+        ("{{ 'a' ~ call['arguments'] ~ 'b' }}", True),
+        ("{% set args = call.arguments %}{{ 'a' + args }}", True),
+        ("{{ 'a' + (call.arguments | tojson) }}", False),
+        ("{% set arguments = call.arguments | tojson %}{{ 'a' + arguments }}", False),
+        ("{{ call.arguments | tojson }}", False),
+        (
+            "{% if x.arguments is mapping %}{{ x.arguments | tojson }}{% else %}{{ 'a' + x.arguments }}{% endif %}",
+            False,
+        ),
+    ],
+)
+def test_which_templates_take_arguments_as_text(source, expected):
+    assert CompiledTemplate(source).habits.messages.adds_arguments is expected
+
+
+def test_tools_are_refused_where_the_template_does_not_show_them(ours):
+    with pytest.raises(ValidationError, match="no place for tools") as caught:
+        render_chat(ours, [USER], chat_template=CHATML, tools=[TOOL])
+    assert caught.value.parameter == "tools"
+    assert render_chat(ours, [USER], chat_template=CHATML, tools=[]) == render_chat(ours, [USER], chat_template=CHATML)
 
 
 def test_empty_tool_calls_are_absent(ours):
@@ -241,10 +300,10 @@ def test_no_template(ours):
 
 
 def test_named_templates():
-    named = {"default": "d", "tool_use": "t", "rag": "r"}
+    named = {"default": "d", "tool_use": "t{{ tools | length }}", "rag": "r"}
     tokenizer = Tokenizer(tiny_tokenizers.byte_level_backend(), {}, chat_template=named)
     assert render_chat(tokenizer, [USER]) == "d"
-    assert render_chat(tokenizer, [USER], tools=[TOOL]) == "t"
+    assert render_chat(tokenizer, [USER], tools=[TOOL]) == "t1"
     assert render_chat(tokenizer, [USER], tools=[]) == "d"
     assert render_chat(tokenizer, [USER], chat_template="rag") == "r"
     assert render_chat(tokenizer, [USER], chat_template="{{ 1 + 1 }}") == "2"

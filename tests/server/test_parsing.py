@@ -138,6 +138,29 @@ OUTPUTS = [
         says("Right.", WEATHER),
     ),
     ("qwen3_coder", "<function=now>\n</function>\n</tool_call>", says("", ("now", "{}"))),
+    (
+        "seed_oss",
+        "<seed:tool_call>\n<function=get_weather>\n<parameter=city>Paris</parameter>\n<parameter=days>3</parameter>\n"
+        "</function>\n</seed:tool_call>",
+        says("", WEATHER),
+    ),
+    # --- GLM, Kimi, and lists behind a word ---
+    (
+        "glm45",
+        "\n<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n<arg_key>days</arg_key>\n"
+        "<arg_value>3</arg_value>\n</tool_call>\n<tool_call>now\n</tool_call>",
+        says("", WEATHER, ("now", "{}")),
+    ),
+    (
+        "kimi_k2",
+        "Hm.<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>"
+        '{"a": 1, "b": "x"}<|tool_call_end|><|tool_call_begin|>functions.now:1<|tool_call_argument_begin|>{}'
+        "<|tool_call_end|><|tool_calls_section_end|>",
+        says("Hm.", F, ("now", "{}")),
+    ),
+    ("jamba", '<tool_calls>[\n{"name": "f", "arguments": {"a": 1, "b": "x"}}\n]</tool_calls>', says("", F)),
+    ("phi4_mini_json", 'functools[{"name": "f", "arguments": {"a": 1, "b": "x"}}]', says("", F)),
+    ("phi4_mini_json", '<|tool_call|>[{"name": "f", "arguments": {"a": 1, "b": "x"}}]<|/tool_call|>', says("", F)),
     # --- Gemma ---
     (
         "functiongemma",
@@ -197,6 +220,8 @@ NO_CALLS = [
     ("functiongemma", "<start_function_call>call:f{a:1}}<end_function_call>"),
     ("functiongemma", "<start_function_call>call:other{}<end_function_call>"),
     ("gemma3", "```python\nprint('hello')\n```"),
+    ("glm45", "<tool_call>get_weather_now<arg_key>"),
+    ("kimi_k2", "<|tool_calls_section_begin|>"),
     ("gemma3", "```tool_code\nother(a=1)\n```"),
 ]
 

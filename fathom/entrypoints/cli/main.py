@@ -16,6 +16,7 @@ COMMANDS = {
     "chat": "talk with a model in the terminal",
     "bench": "measure speed on this machine",
     "serve": "serve a model to clients of OpenAI's API",
+    "run-batch": "answer a file of OpenAI requests",
     "pull": "fetch a model of the catalogue",
     "doctor": "show what this machine offers and what Fathom would choose",
 }
@@ -54,7 +55,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         description = f"{summary[0].upper()}{summary[1:]}."
         commands[name] = subparsers.add_parser(name, help=summary, description=description, allow_abbrev=False)
         if name == wanted:  # the others' options need not be known
-            module = importlib.import_module(f"fathom.entrypoints.cli.{name}")
+            module = importlib.import_module(f"fathom.entrypoints.cli.{name.replace('-', '_')}")
             module.add_arguments(commands[name])
             commands[name].set_defaults(run=module.run)
     options, unknown = parser.parse_known_args(arguments)

@@ -95,12 +95,12 @@ _PLACE = re.compile(r" - at `\$\.?(.*)`$", re.DOTALL)
 _FIELD = re.compile(r"field `([^`]*)`")
 
 
-def decoding_error(error: Exception) -> ApiError:
-    """What msgspec says about a body, as a 400 that names the field."""
+def decoding_error(error: Exception, whole: str = "The body") -> ApiError:
+    """What msgspec says about a body, or what `whole` calls it, as a 400 that names the field."""
     if not isinstance(error, msgspec.ValidationError):
         if isinstance(error, RecursionError):
-            return bad_request("The body is nested too deeply.", code="invalid_json")
-        return bad_request(f"The body is not valid JSON: {error}.", code="invalid_json")
+            return bad_request(f"{whole} is nested too deeply.", code="invalid_json")
+        return bad_request(f"{whole} is not valid JSON: {error}.", code="invalid_json")
     words = str(error)
     place = _PLACE.search(words)
     where = place[1] if place else ""
@@ -111,4 +111,4 @@ def decoding_error(error: Exception) -> ApiError:
         return bad_request(f"{where} is not a field of this request.", where, "unknown_parameter")
     if "missing required field" in words:
         return bad_request(f"{where} is missing.", where, "missing_required_parameter")
-    return bad_request(f"{where or 'The body'}: {words[:1].lower()}{words[1:]}.", where or None, "invalid_type")
+    return bad_request(f"{where or whole}: {words[:1].lower()}{words[1:]}.", where or None, "invalid_type")

@@ -56,17 +56,6 @@ class Parsed:
         return Parsed(self.reasoning + delta.reasoning, self.content + delta.content, tuple(calls))
 
 
-def diff(before: Parsed, after: Parsed) -> Delta:
-    """What `after`, the parse of a longer text, has more than `before`: before.plus(diff(before, after)) == after."""
-    calls = []
-    for index, call in enumerate(after.tool_calls):
-        if index >= len(before.tool_calls):
-            calls.append(ToolCallDelta(index, call.name, call.arguments))
-        elif more := call.arguments[len(before.tool_calls[index].arguments) :]:
-            calls.append(ToolCallDelta(index, None, more))
-    return Delta(after.reasoning[len(before.reasoning) :], after.content[len(before.content) :], tuple(calls))
-
-
 @dataclass
 class _OpenCall:
     index: int

@@ -25,12 +25,14 @@ REASONING_TAGS: dict[str, ReasoningTags] = {
     "deepseek_v3": _THINK,
     "qwen3": _THINK,
     "glm45": _THINK,
+    "kimi_k2": _THINK,
     "olmo3": _THINK,
     "mistral": ReasoningTags(("[THINK]",), ("[/THINK]",)),
     "granite": ReasoningTags(
         ("Here is my thought process:", "Here's my thought process:"),
         ("Here is my response:", "Here's my response:"),
     ),
+    "gemma4": ReasoningTags(("<|channel>thought",), ("<channel|>",)),
     "seed_oss": ReasoningTags(("<seed:think>",), ("</seed:think>",)),
 }
 """vLLM's name of a reasoning parser -> the tags."""
@@ -38,6 +40,7 @@ REASONING_TAGS: dict[str, ReasoningTags] = {
 _SIGNS = (
     ("[THINK]", "mistral"),
     ("Here is my thought process:", "granite"),
+    ("<|channel>thought", "gemma4"),
     ("<seed:think>", "seed_oss"),
     ("</think>", "qwen3"),
     ("<think>", "qwen3"),

@@ -7,7 +7,7 @@ from fathom.entrypoints.server.tools.gemma_calls import GemmaCalls
 from fathom.entrypoints.server.tools.json_calls import JsonCalls
 from fathom.entrypoints.server.tools.named_calls import NamedCalls
 from fathom.entrypoints.server.tools.python_calls import PythonCalls
-from fathom.entrypoints.server.tools.xml_calls import XmlCalls
+from fathom.entrypoints.server.tools.xml_calls import ArgTagCalls, XmlCalls
 
 # Small models, and coding models of any size, often leave the markup out, or put a fence where it should be.
 _BARE_JSON = (JsonCalls(("```json",), "```"), JsonCalls(("{", "[")))
@@ -48,6 +48,19 @@ TOOL_DIALECTS: dict[str, Dialect] = {
     "qwen3_xml": _QWEN_XML,
     "deepseek_v3": _DEEPSEEK,
     "deepseek_v31": _DEEPSEEK,
+    "seed_oss": Dialect(XmlCalls(("<seed:tool_call>", "</seed:tool_call>"))),
+    "glm45": Dialect(ArgTagCalls()),
+    "kimi_k2": Dialect(
+        NamedCalls(
+            begin="<|tool_call_begin|>",
+            prefixes=("functions.",),
+            separators=("<|tool_call_argument_begin|>",),
+            end="<|tool_call_end|>",
+            section=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+        )
+    ),
+    "jamba": Dialect(JsonCalls(("<tool_calls>",), "</tool_calls>")),
+    "phi4_mini_json": Dialect(JsonCalls(("functools", "<|tool_call|>"), "<|/tool_call|>")),
     "granite": Dialect(JsonCalls(("<|tool_call|>", "<tool_call>"), "</tool_call>")),
     "functiongemma": Dialect(GemmaCalls("<start_function_call>", "<end_function_call>", "<escape>")),
     "gemma3": _GEMMA_3,
@@ -61,7 +74,12 @@ _SIGNS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("<start_function_call>",), "functiongemma"),
     (("<|tool_call>",), "gemma4"),
     (("[TOOL_CALLS]",), "mistral"),
+    (("<|tool_calls_section_begin|>",), "kimi_k2"),
+    (("<seed:tool_call>",), "seed_oss"),
     (("<function=", "<parameter="), "qwen3_coder"),
+    (("<arg_key>", "<arg_value>"), "glm45"),
+    (("<tool_calls>",), "jamba"),
+    (("<|/tool_call|>",), "phi4_mini_json"),
     (("<function_calls>",), "olmo3"),
     (("<|tool_call|>",), "granite"),
     (("<tool_call>",), "hermes"),
