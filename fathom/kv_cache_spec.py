@@ -1,12 +1,13 @@
 """Values that describe the KV cache: what each layer needs, and how the pool is cut up.
 
 All layers of all groups share one pool of interchangeable blocks. Layers with the same rule form groups of
-equal size; a group's i-th layer stores its keys and values in tensor i, so a block id means one page in each
-of ``layers_per_group`` tensors and never belongs to two groups at once:
+equal size; a group's i-th layer stores its keys and values in a block's page i. So a block has
+``layers_per_group`` pages, which lie side by side, and never belongs to two groups at once:
 
-    tensor 0   [block 0 | block 1 | block 2 | ...]     group 0 layer 0, group 1 layer 0, ...
-    tensor 1   [block 0 | block 1 | block 2 | ...]     group 0 layer 1, group 1 layer 1, ...
-                null      group 0   group 1
+    block 0 (null)      block 1 (group 0)      block 2 (group 1)
+    [page 0 | page 1]   [layer 0 | layer 1]    [layer 0 of group 1 | layer 1 of group 1]   ...
+
+A short sequence's keys and values of all layers so fill few pages of the system's memory, which may be huge.
 
 A page is one run of bytes, so that what an int8 number is multiplied by lies beside it:
 

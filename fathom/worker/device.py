@@ -40,9 +40,9 @@ class Device(ABC):
     def synchronize(self) -> None:
         """Wait until everything that was launched is done."""
 
-    def empty_pages(self, num_blocks: int, page_bytes: int) -> torch.Tensor:
-        """[num_blocks, page_bytes] uint8 for a KV cache, of zeros."""
-        return torch.zeros(num_blocks, page_bytes, dtype=torch.uint8, device=self.torch_device)
+    def empty_blocks(self, num_blocks: int, block_bytes: int) -> torch.Tensor:
+        """[num_blocks, block_bytes] uint8 for a KV cache, of zeros."""
+        return torch.zeros(num_blocks, block_bytes, dtype=torch.uint8, device=self.torch_device)
 
 
 class CPUDevice(Device):
@@ -78,20 +78,20 @@ class CPUDevice(Device):
     def synchronize(self) -> None:
         """Nothing runs behind our back."""
 
-    def empty_pages(self, num_blocks: int, page_bytes: int) -> torch.Tensor:
+    def empty_blocks(self, num_blocks: int, block_bytes: int) -> torch.Tensor:
         """Zeroed by the system, page by page, when they are first used.
 
         In huge pages where the system has them: attention walks over all of a long sequence's blocks in every layer
         of every step, more than the processor's page table caches hold in small ones.
         """
-        size = num_blocks * page_bytes
+        size = num_blocks * block_bytes
         memory = mmap.mmap(-1, size + HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             with contextlib.suppress(OSError):  # a kernel without them
                 memory.madvise(mmap.MADV_HUGEPAGE)
         pages = torch.frombuffer(memory, dtype=torch.uint8)
         start = -pages.data_ptr() % HUGE_PAGE_BYTES
-        return pages[start : start + size].view(num_blocks, page_bytes)
+        return pages[start : start + size].view(num_blocks, block_bytes)
 
 
 class CUDADevice(Device):

@@ -213,8 +213,8 @@ def _allocate_kv_caches(spec: LayerKVSpec, device: Device, config: KVCacheConfig
     The i-th layers of all groups share their pages, since no block belongs to two groups at once.
     """
     page_bytes = spec.page_bytes(config.block_size)
-    pools = [device.empty_pages(config.num_blocks, page_bytes) for _ in range(config.layers_per_group)]
-    caches = [KVCache.of_pages(pool, spec, config.block_size) for pool in pools]
+    blocks = device.empty_blocks(config.num_blocks, config.layers_per_group * page_bytes)
+    caches = [KVCache.of_pages(layer, spec, config.block_size) for layer in blocks.split(page_bytes, dim=1)]
     place = {
         layer: (index, group_index)
         for group_index, group in enumerate(config.groups)
