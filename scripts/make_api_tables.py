@@ -15,10 +15,33 @@ import msgspec
 
 from fathom.entrypoints.server.app import ADMIN_ROUTES, ROUTES
 from fathom.entrypoints.server.protocol.chat import ChatCompletionRequest, ChatMessage, FunctionDefinition
-from fathom.entrypoints.server.protocol.common import GenerationRequest, StreamOptions
+from fathom.entrypoints.server.protocol.common import EngineRequest, GenerationRequest, StreamOptions
 from fathom.entrypoints.server.protocol.completion import CompletionRequest
 from fathom.entrypoints.server.protocol.fields import FieldInfo, fields_of
+from fathom.entrypoints.server.protocol.messages import (
+    CountTokensRequest,
+    MessagesRequest,
+    Metadata,
+    OutputConfig,
+    TextBlock,
+    Thinking,
+    ThinkingBlock,
+    ToolChoice,
+    ToolDefinition,
+    ToolResultBlock,
+    ToolUseBlock,
+)
 from fathom.entrypoints.server.protocol.other import DetokenizeRequest, TokenizeRequest
+from fathom.entrypoints.server.protocol.responses import (
+    FunctionCallItem,
+    FunctionCallOutputItem,
+    FunctionTool,
+    MessageItem,
+    ReasoningItem,
+    ReasoningOptions,
+    ResponsesRequest,
+    TextOptions,
+)
 from fathom.entrypoints.server.settings import iter_settings
 from fathom.frontend.metrics import PrometheusObserver
 
@@ -27,12 +50,32 @@ BEGIN = "<!-- tables: written by scripts/make_api_tables.py -->\n"
 END = "<!-- end of tables -->\n"
 
 REQUESTS: list[tuple[str, Any]] = [
+    ("`/v1/completions`, `/v1/chat/completions` and `/v1/responses`", EngineRequest),
     ("Both `/v1/completions` and `/v1/chat/completions`", GenerationRequest),
     ("`/v1/completions` only", CompletionRequest),
     ("`/v1/chat/completions` only", ChatCompletionRequest),
     ("`messages`", ChatMessage),
     ("`tools`: `function`", FunctionDefinition),
     ("`stream_options`", StreamOptions),
+    ("`/v1/responses` only", ResponsesRequest),
+    ("`input`: message", MessageItem),
+    ("`input`: function_call", FunctionCallItem),
+    ("`input`: function_call_output", FunctionCallOutputItem),
+    ("`input`: reasoning", ReasoningItem),
+    ("`tools` of `/v1/responses`", FunctionTool),
+    ("`reasoning`", ReasoningOptions),
+    ("`text`", TextOptions),
+    ("Both `/v1/messages` and `/v1/messages/count_tokens`", CountTokensRequest),
+    ("`/v1/messages` only", MessagesRequest),
+    ("`messages` and `system` of `/v1/messages`: text", TextBlock),
+    ("`messages` of `/v1/messages`: thinking", ThinkingBlock),
+    ("`messages` of `/v1/messages`: tool_use", ToolUseBlock),
+    ("`messages` of `/v1/messages`: tool_result", ToolResultBlock),
+    ("`tools` of `/v1/messages`", ToolDefinition),
+    ("`tool_choice` of `/v1/messages`", ToolChoice),
+    ("`thinking`", Thinking),
+    ("`output_config`", OutputConfig),
+    ("`metadata` of `/v1/messages`", Metadata),
     ("`/tokenize`", TokenizeRequest),
     ("`/detokenize`", DetokenizeRequest),
 ]
@@ -88,13 +131,13 @@ def _endpoints() -> str:
 
 
 def _request(title: str, kind: Any) -> str:
-    shared = set(GenerationRequest.__struct_fields__) if kind is not GenerationRequest else set()
-    if not issubclass(kind, GenerationRequest):
-        shared = set()
+    shared = {name for base in kind.__bases__ for name in getattr(base, "__struct_fields__", ())}
     own = [field for field in fields_of(kind) if field.name not in shared]
     honoured = [field for field in own if field.refusal is None]
     refused = [field for field in own if field.refusal is not None]
-    text = f"### {title}\n\n| Field | Type | Default | |\n|---|---|---|---|\n"
+    text = f"### {title}\n"
+    if honoured:
+        text += "\n| Field | Type | Default | |\n|---|---|---|---|\n"
     text += "".join(
         f"| `{field.name}` | {_type_words(field.kind)} | {_default(field)} | {_escaped(field.description)} |\n"
         for field in honoured

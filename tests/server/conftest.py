@@ -8,6 +8,8 @@ from pathlib import Path
 import openai
 import pytest
 
+from fathom.weights.catalogue import CATALOGUE
+from fathom.weights.download import pull
 from tests.server.processes import Server
 from tests.stand_in import write_stand_in
 
@@ -57,5 +59,35 @@ def guarded(tiny_chat_model: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 def smollm2(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The default model."""
     started = Server(smollm2_path, tmp_path_factory.mktemp("smollm2"), "--served-model-name=smollm2")
+    yield started
+    assert started.stop() == 0
+
+
+@pytest.fixture(scope="session")
+def coder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Qwen2.5-Coder, which calls tools, as "coder"."""
+    path = pull(CATALOGUE["qwen2.5-coder-0.5b"], show_progress=False)
+    started = Server(path, tmp_path_factory.mktemp("coder"), "--served-model-name=coder", "--max-model-len=4096")
+    yield started
+    assert started.stop() == 0
+
+
+THINKING_TEMPLATE = (
+    "{% if tools %}{{ tools | tojson }} <tool_call>{% endif %}"
+    "{% for message in messages %}{{ message.role }}: {{ message.reasoning_content }}|{{ message.content }}"
+    "{% for call in message.tool_calls or [] %} call {{ call.function.name }} {{ call.id }}{% endfor %}"
+    "{% if message.role == 'tool' %} {{ message.name }} {{ message.tool_call_id }}{% endif %}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: "
+    "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% else %}<think>\n{% endif %}"
+    "{% endif %}"
+)
+"""Opens a reasoning block unless it is told not to, and writes calls as Hermes does."""
+
+
+@pytest.fixture(scope="session")
+def thinker(tiny_chat_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The tiny model with a template that opens reasoning, as "tiny"."""
+    flags = ["--served-model-name=tiny", f"--chat-template={THINKING_TEMPLATE}"]
+    started = Server(tiny_chat_model, tmp_path_factory.mktemp("thinker"), *flags)
     yield started
     assert started.stop() == 0

@@ -20,7 +20,10 @@ def test_without_a_key_there_is_only_health(guarded: Server, key: str | None) ->
         expected = 200 if path in OPEN_PATHS else 401
         assert answer.status_code == expected, (method, path)
         if expected == 401:
-            assert answer.json()["error"]["code"] == "invalid_api_key"
+            error = answer.json()["error"]
+            anthropic = path.startswith("/v1/messages")
+            assert error["type"] == "authentication_error"
+            assert anthropic == (answer.json().get("type") == "error") == ("code" not in error)
             assert answer.headers["www-authenticate"] == "Bearer"
 
 
@@ -50,6 +53,8 @@ def test_bodies_that_are_too_large(guarded: Server) -> None:
     for content in (b" " * 100_001, endless()):
         answer = guarded.http.post("/v1/completions", content=content)  # type: ignore[arg-type]
         assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_large")
+    answer = guarded.http.post("/v1/messages", content=b" " * 100_001)
+    assert (answer.status_code, answer.json()["error"]["type"]) == (413, "request_too_large")
 
 
 def test_every_answer_has_a_request_id(server: Server) -> None:

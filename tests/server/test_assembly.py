@@ -59,8 +59,8 @@ def outputs(text: str, cuts: list[int], index: int = 0, reason: str = "stop") ->
     return made
 
 
-def chat(parts: list[RequestOutput], choice: str = "auto", n: int = 1, prefix: str = "") -> ChatCompletion:
-    parser = make_parser("hermes", "deepseek_r1", None, TOOLS, choice)
+def chat(parts: list[RequestOutput], n: int = 1, prefix: str = "") -> ChatCompletion:
+    parser = make_parser("hermes", "deepseek_r1", None, TOOLS)
     options = ChatOptions(
         n=n, parser=parser, prefix=prefix, named=bool(prefix), names=NAMES, top_logprobs=1, token_ids=True
     )

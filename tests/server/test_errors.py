@@ -45,7 +45,9 @@ BODIES = [
 
 
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: body[:30].decode(errors="replace"))
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"])
+@pytest.mark.parametrize(
+    "path", ["/v1/completions", "/v1/chat/completions", "/v1/responses", "/tokenize", "/detokenize"]
+)
 def test_bodies_that_are_not_json_of_the_right_kind(server: Server, path: str, body: bytes) -> None:
     """C43, C44. With and without a content type."""
     checked(server.http.post(path, content=body), 400)

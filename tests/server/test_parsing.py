@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from fathom.entrypoints.server.parsed import Parsed, ToolCall
+from fathom.entrypoints.server.parsed import ContentDelta, Parsed, ReasoningDelta, ToolCall, ToolCallDelta
 from fathom.entrypoints.server.parsing import make_parser
 from fathom.entrypoints.server.tools import TOOL_DIALECTS
-from fathom.errors import ConfigError, ValidationError
+from fathom.errors import ConfigError
 
 
 def tool(name: str, **types: Any) -> dict[str, Any]:
@@ -360,36 +360,26 @@ def test_xml_strings_are_streamed_as_they_come():
     assert more.arguments == '\\"line\\"\\nsecond'
 
 
-# --- tool_choice ---
+# --- what the request says ---
 
 
 def test_without_tools_nothing_is_looked_for():
-    for tools, choice in ((None, "auto"), ([], "auto"), (TOOLS, "none")):
-        parser = make_parser("hermes", None, None, tools, choice)
+    for tools in (None, []):
+        parser = make_parser("hermes", None, None, tools)
         assert parser.parse(HERMES_CALL + " \n", True) == says(HERMES_CALL + " \n")
         assert not parser.markup
-
-
-def test_required_is_read_as_auto():
-    assert parse("hermes", HERMES_CALL, tool_choice="required") == says("", F)
-
-
-def test_a_named_tool_gets_the_text_as_arguments():
-    choice = {"type": "function", "function": {"name": "f"}}
-    assert parse("hermes", ' {"a": 1}\n', tool_choice=choice) == says("", ("f", '{"a": 1}\n'))
-    assert parse("none", '{"a', finished=False, tool_choice=choice) == says("", ("f", '{"a'))
-    assert parse("hermes", " ", tool_choice=choice) == says("")
 
 
 def test_without_parallel_calls_the_first_is_kept():
     assert parse("hermes", f"A {HERMES_CALL} B {HERMES_CALL}", parallel_tool_calls=False) == says("A  B", F)
 
 
-@pytest.mark.parametrize("choice", ["f", "any", {"type": "function", "function": {"name": "g"}}, {}, {"function": "f"}])
-def test_a_tool_choice_that_is_none(choice):
-    with pytest.raises(ValidationError, match=r"one of: f, get_weather") as caught:
-        make_parser(None, None, None, TOOLS, choice)
-    assert caught.value.parameter == "tool_choice"
+def test_a_delta_keeps_the_order_of_the_text():
+    stream = make_parser("hermes", "qwen3", None, TOOLS).stream()
+    delta = stream.feed(f"<think>a</think>b {HERMES_CALL}\nc", True)
+    assert delta.parts == (
+        ReasoningDelta("a"), ContentDelta("b"), ToolCallDelta(0, *F), ContentDelta(" \nc"),
+    )  # fmt: skip
 
 
 # --- choosing ---

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fathom.entrypoints.server.parsed import Parsed, ToolCall
-from fathom.entrypoints.server.parsing import make_parser
+from fathom.entrypoints.server.parsing import closed_reasoning, make_parser
 from tests.server.test_parsing import HERMES_CALL, TOOLS, F
 
 OPENED = "<|im_start|>assistant\n<think>\n"
@@ -56,11 +56,12 @@ def test_reasoning_then_calls():
     )
 
 
-def test_reasoning_before_the_arguments_of_a_named_tool():
-    choice = {"type": "function", "function": {"name": "f"}}
-    parser = make_parser("hermes", "qwen3", None, TOOLS, choice, prompt=OPENED)
-    assert parser.parse('a</think>\n{"a": 1}', True) == Parsed("a", "", (ToolCall("f", '{"a": 1}'),))
-    assert parser.parse("a", True) == Parsed("a")
+def test_a_block_that_the_prompt_has_opened_can_be_closed():
+    assert closed_reasoning("qwen3", None, OPENED) == "\n</think>\n\n"
+    assert closed_reasoning("mistral", None, "[THINK]") == "\n[/THINK]\n\n"
+    assert closed_reasoning("qwen3", None, "assistant\n") == closed_reasoning(None, "", OPENED) == ""
+    parser = make_parser("hermes", "qwen3", None, TOOLS, prompt=OPENED + closed_reasoning("qwen3", None, OPENED))
+    assert parser.parse(HERMES_CALL, True) == Parsed("", "", (ToolCall(*F),))
 
 
 def test_reasoning_is_streamed_but_for_what_may_be_its_end():

@@ -16,7 +16,17 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from fathom.entrypoints.server import chat, completion, models, openapi, operations, pooling, tokens
+from fathom.entrypoints.server import (
+    chat,
+    completion,
+    messages,
+    models,
+    openapi,
+    operations,
+    pooling,
+    responses,
+    tokens,
+)
 from fathom.entrypoints.server.errors import ApiError, to_api_error
 from fathom.entrypoints.server.http import ClientGone
 from fathom.entrypoints.server.serving import Serving, request_id_of
@@ -26,6 +36,9 @@ Handler = Callable[[Serving, Request], Awaitable[Response]]
 ROUTES: list[tuple[str, str, Handler]] = [
     ("POST", "/v1/completions", completion.create_completion),
     ("POST", "/v1/chat/completions", chat.create_chat_completion),
+    ("POST", "/v1/responses", responses.create_response),
+    ("POST", "/v1/messages", messages.create_message),
+    ("POST", "/v1/messages/count_tokens", messages.count_tokens),
     ("GET", "/v1/models", models.list_models),
     ("GET", "/v1/models/{model:path}", models.show_model),
     ("POST", "/tokenize", tokens.tokenize),
@@ -102,7 +115,7 @@ def _endpoint(serving: Serving, path: str, handlers: dict[str, Handler]) -> Call
             failed = to_api_error(error)
             if failed.body.error.code == "queue_full":
                 serving.metrics.rejected("queue_full")
-            response = failed.response()
+            response = failed.response(path)
         serving.metrics.answered(path, response.status_code)
         return response
 
@@ -110,7 +123,7 @@ def _endpoint(serving: Serving, path: str, handlers: dict[str, Handler]) -> Call
 
 
 async def _failed(http: Request, error: Exception) -> Response:
-    return to_api_error(error).response()
+    return to_api_error(error).response(http.url.path)
 
 
 class _Surroundings:
@@ -143,7 +156,7 @@ class _KeyCheck:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and self._keys and scope["path"] not in OPEN_PATHS and not self._has_key(scope):
             refusal = ApiError(401, "This server needs a key, as `Authorization: Bearer KEY`.", code="invalid_api_key")
-            response = refusal.response()
+            response = refusal.response(scope["path"])
             response.headers["WWW-Authenticate"] = "Bearer"
             await response(scope, receive, send)
             return

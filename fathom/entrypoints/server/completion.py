@@ -24,7 +24,7 @@ async def create_completion(serving: Serving, http: Request) -> Response:
     """Carry text on, whole or streamed."""
     serving.check_open()
     request = await read_request(http, CompletionRequest, serving.settings.max_body_bytes)
-    envelope = serving.envelope("cmpl", http, request)
+    envelope = serving.envelope("cmpl-", http, request)
     best_of, explain = _best_of(request), serving.wants_explanation(http, request)
     prompts = [_cut(serving, request, prompt) for prompt in await completion_prompts(serving, request)]
     params = [_params(serving, request, prompt, best_of, explain) for prompt in prompts]

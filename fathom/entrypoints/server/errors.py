@@ -1,4 +1,7 @@
-"""Errors as OpenAI's clients know them: {"error": {message, type, param, code}} with its status, also in a stream."""
+"""Errors as clients know them, with their status, also in a stream: OpenAI's {"error": {message, type, param, code}}.
+
+Under /v1/messages they are Anthropic's {"type": "error", "error": {type, message}}.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import msgspec
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from fathom.entrypoints.server.protocol.common import ErrorBody, ErrorInfo
+from fathom.entrypoints.server.protocol.common import AnthropicError, AnthropicErrorBody, ErrorBody, ErrorInfo
 from fathom.errors import (
     ClientError,
     ContextLengthError,
@@ -31,6 +34,15 @@ _TYPES = {
     501: "not_implemented_error",
     503: "service_unavailable_error",
 }
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+ANTHROPIC_PATH = "/v1/messages"
 
 
 class ApiError(Exception):
@@ -53,13 +65,19 @@ class ApiError(Exception):
         self.retry_after = retry_after
 
     def encode(self) -> bytes:
-        """The body as JSON."""
+        """The body as JSON, in OpenAI's form."""
         return msgspec.json.encode(self.body)
 
-    def response(self) -> Response:
-        """The whole answer."""
+    def encode_for_anthropic(self) -> bytes:
+        """The body as JSON, in Anthropic's form."""
+        kind = _ANTHROPIC_TYPES.get(self.status, "api_error" if self.status >= 500 else "invalid_request_error")
+        return msgspec.json.encode(AnthropicErrorBody(AnthropicError(kind, self.body.error.message)))
+
+    def response(self, path: str) -> Response:
+        """The whole answer, in the form of the API that the path belongs to."""
         headers = {"Retry-After": str(self.retry_after)} if self.retry_after else {}
-        return Response(self.encode(), self.status, headers, media_type="application/json")
+        body = self.encode_for_anthropic() if path.startswith(ANTHROPIC_PATH) else self.encode()
+        return Response(body, self.status, headers, media_type="application/json")
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
@@ -95,15 +113,19 @@ _PLACE = re.compile(r" - at `\$\.?(.*)`$", re.DOTALL)
 _FIELD = re.compile(r"field `([^`]*)`")
 
 
-def decoding_error(error: Exception, whole: str = "The body") -> ApiError:
-    """What msgspec says about a body, or what `whole` calls it, as a 400 that names the field."""
+def decoding_error(error: Exception, whole: str = "The body", within: str = "") -> ApiError:
+    """What msgspec says about a body, or what `whole` calls it, as a 400 that names the field.
+
+    Args:
+        within: the field that was decoded, if it was not the whole body.
+    """
     if not isinstance(error, msgspec.ValidationError):
         if isinstance(error, RecursionError):
             return bad_request(f"{whole} is nested too deeply.", code="invalid_json")
         return bad_request(f"{whole} is not valid JSON: {error}.", code="invalid_json")
     words = str(error)
     place = _PLACE.search(words)
-    where = place[1] if place else ""
+    where = ".".join(name for name in (within, place[1] if place else "") if name)
     words = _PLACE.sub("", words)
     if field := _FIELD.search(words):
         where = f"{where}.{field[1]}" if where else field[1]

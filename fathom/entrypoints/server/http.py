@@ -40,13 +40,20 @@ async def read_request(request: Request, kind: type[RequestStruct], limit: int) 
 
 
 def check_refusals(struct: msgspec.Struct, where: str = "") -> None:
-    """Refuse, by name, fields that are known but not supported."""
+    """Refuse, by name, fields that are known but not supported, also those of structs within."""
     for name, refusal in refusals_of(type(struct)):
         value = getattr(struct, name)
         if value is not None and value not in refusal.neutral:
             raise bad_request(
                 f"{where}{name} is not supported: {refusal.why}.", f"{where}{name}", "unsupported_parameter"
             )
+    for name in struct.__struct_fields__:
+        value = getattr(struct, name)
+        if isinstance(value, msgspec.Struct):
+            check_refusals(value, f"{where}{name}.")
+        elif isinstance(value, list) and value and isinstance(value[0], msgspec.Struct):
+            for index, item in enumerate(value):
+                check_refusals(item, f"{where}{name}[{index}].")
 
 
 async def _read_body(request: Request, limit: int) -> bytes:

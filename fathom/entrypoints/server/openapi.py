@@ -10,10 +10,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import fathom
+from fathom.entrypoints.server.errors import ANTHROPIC_PATH
 from fathom.entrypoints.server.http import json_response
 from fathom.entrypoints.server.protocol.chat import ChatCompletion, ChatCompletionRequest
-from fathom.entrypoints.server.protocol.common import ErrorBody
+from fathom.entrypoints.server.protocol.common import AnthropicErrorBody, ErrorBody
 from fathom.entrypoints.server.protocol.completion import Completion, CompletionRequest
+from fathom.entrypoints.server.protocol.messages import CountTokensRequest, Message, MessagesRequest, TokensCount
 from fathom.entrypoints.server.protocol.other import (
     DetokenizeAnswer,
     DetokenizeRequest,
@@ -25,11 +27,15 @@ from fathom.entrypoints.server.protocol.other import (
     TokenizeRequest,
     VersionAnswer,
 )
+from fathom.entrypoints.server.protocol.responses import ResponseAnswer, ResponsesRequest
 from fathom.entrypoints.server.serving import Serving
 
 OPERATIONS: list[tuple[str, str, str, Any, Any]] = [
     ("post", "/v1/completions", "Carry text on", CompletionRequest, Completion),
     ("post", "/v1/chat/completions", "Carry a conversation on", ChatCompletionRequest, ChatCompletion),
+    ("post", "/v1/responses", "Carry a conversation on", ResponsesRequest, ResponseAnswer),
+    ("post", "/v1/messages", "Carry a conversation on, as Anthropic has it", MessagesRequest, Message),
+    ("post", "/v1/messages/count_tokens", "Count the tokens of a conversation", CountTokensRequest, TokensCount),
     ("get", "/v1/models", "List the served names", None, ModelList),
     ("get", "/v1/models/{model}", "Show one of them", None, ModelCard),
     ("post", "/tokenize", "Text or messages to token ids", TokenizeRequest, TokenizeAnswer),
@@ -54,17 +60,18 @@ _ERRORS = {
 def document() -> dict[str, Any]:
     """The OpenAPI 3.1 document."""
     kinds = [kind for operation in OPERATIONS for kind in operation[3:] if kind is not None]
-    kinds = list(dict.fromkeys([*kinds, ErrorBody]))
+    kinds = list(dict.fromkeys([*kinds, ErrorBody, AnthropicErrorBody]))
     schemas, components = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
     schema_of = dict(zip(kinds, schemas, strict=True))
     paths: dict[str, Any] = {}
     for method, path, summary, asked, answered in OPERATIONS:
+        error = AnthropicErrorBody if path.startswith(ANTHROPIC_PATH) else ErrorBody
         operation: dict[str, Any] = {
             "summary": summary,
             "operationId": f"{method}{path.translate(str.maketrans('/{}', '_  ')).replace(' ', '')}",
             "responses": {
                 "200": _content("The answer", schema_of[answered]),
-                **{status: _content(words, schema_of[ErrorBody]) for status, words in _ERRORS.items()},
+                **{status: _content(words, schema_of[error]) for status, words in _ERRORS.items()},
             },
         }
         if asked is not None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from itertools import groupby
 
 from fathom.entrypoints.server.text_reader import SPACE
 
@@ -16,6 +17,20 @@ class ToolCall:
 
 
 @dataclass(frozen=True)
+class ReasoningDelta:
+    """Growth of the reasoning."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class ContentDelta:
+    """Growth of the content."""
+
+    text: str
+
+
+@dataclass(frozen=True)
 class ToolCallDelta:
     """Growth of call number `index`; `name` is set where the call begins, and None after that."""
 
@@ -24,16 +39,29 @@ class ToolCallDelta:
     arguments: str
 
 
+DeltaPart = ReasoningDelta | ContentDelta | ToolCallDelta
+
+
 @dataclass(frozen=True)
 class Delta:
-    """What some more text has added."""
+    """What some more text has added, in the order of the text."""
 
-    reasoning: str = ""
-    content: str = ""
-    tool_calls: tuple[ToolCallDelta, ...] = ()
+    parts: tuple[DeltaPart, ...] = ()
 
-    def __bool__(self) -> bool:
-        return bool(self.reasoning or self.content or self.tool_calls)
+    @property
+    def reasoning(self) -> str:
+        """The reasoning among the parts."""
+        return "".join([part.text for part in self.parts if isinstance(part, ReasoningDelta)])
+
+    @property
+    def content(self) -> str:
+        """The content among the parts."""
+        return "".join([part.text for part in self.parts if isinstance(part, ContentDelta)])
+
+    @property
+    def tool_calls(self) -> tuple[ToolCallDelta, ...]:
+        """The calls among the parts."""
+        return tuple(part for part in self.parts if isinstance(part, ToolCallDelta))
 
 
 @dataclass(frozen=True)
@@ -56,11 +84,8 @@ class Parsed:
         return Parsed(self.reasoning + delta.reasoning, self.content + delta.content, tuple(calls))
 
 
-@dataclass
-class _OpenCall:
-    index: int
-    name: str | None
-    arguments: list[str] = field(default_factory=list)
+_Piece = tuple[type, int, str | None, str]
+"""Kind, number and name of a call, text."""
 
 
 class Collector:
@@ -80,12 +105,11 @@ class Collector:
         self._space = ""
         self._has_content = False
         self._calls = 0
-        self._reasoning: list[str] = []
-        self._content: list[str] = []
-        self._open: list[_OpenCall] = []
+        self._pieces: list[_Piece] = []
 
     def add_reasoning(self, text: str) -> None:
-        self._reasoning.append(text)
+        if text:
+            self._pieces.append((ReasoningDelta, 0, None, text))
 
     def add_content(self, text: str) -> None:
         if self._trims:
@@ -95,29 +119,33 @@ class Collector:
             text = kept if self._has_content or not self._calls else kept.lstrip(SPACE)
         if text:
             self._has_content = True
-            self._content.append(text)
+            self._pieces.append((ContentDelta, 0, None, text))
 
     def open_call(self, name: str) -> None:
         """Begin a call, to which add_arguments adds."""
         self._calls += 1
-        self._open.append(_OpenCall(self._calls - 1, name))
+        self._add_to_call(name, "")
 
     def add_arguments(self, text: str) -> None:
-        if not self._open:
-            self._open.append(_OpenCall(self._calls - 1, None))
-        self._open[-1].arguments.append(text)
+        self._add_to_call(None, text)
+
+    def _add_to_call(self, name: str | None, text: str) -> None:
+        index = self._calls - 1
+        if index == 0 or not self._one_call:
+            self._pieces.append((ToolCallDelta, index, name, text))
 
     def finish(self) -> None:
         """No more will come: space at the end is content, unless it stands behind a call."""
-        if not self._calls:
-            self._content.append(self._space)
+        if self._space and not self._calls:
+            self._pieces.append((ContentDelta, 0, None, self._space))
         self._space = ""
 
     def drain(self) -> Delta:
         """What came since the last drain."""
-        calls = [ToolCallDelta(call.index, call.name, "".join(call.arguments)) for call in self._open]
-        if self._one_call:
-            calls = [call for call in calls if call.index == 0]
-        delta = Delta("".join(self._reasoning), "".join(self._content), tuple(calls))
-        self._reasoning, self._content, self._open = [], [], []
-        return delta
+        parts: list[DeltaPart] = []
+        for (kind, index), run in groupby(self._pieces, key=lambda piece: piece[:2]):
+            pieces = list(run)
+            text = "".join([piece[3] for piece in pieces])
+            parts.append(ToolCallDelta(index, pieces[0][2], text) if kind is ToolCallDelta else kind(text))
+        self._pieces = []
+        return Delta(tuple(parts))

@@ -4,8 +4,7 @@ The parse is a function of the text alone, however it was cut into pieces; over 
 only grows. `parse` states that function; `stream` computes it piece by piece, in time that does not depend on
 what came before. Both run the same generators (see text_reader), so a streamed answer and one in full agree.
 
-Without tools, or with tool_choice "none", calls are not looked for, and with neither tools nor reasoning the
-text is the content.
+Without tools calls are not looked for, and with neither tools nor reasoning the text is the content.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from fathom.entrypoints.server.reasoning.tags import ReasoningTags
 from fathom.entrypoints.server.text_reader import Markers, TextReader, Wait
 from fathom.entrypoints.server.tools import TOOL_DIALECTS, tool_dialect_of
 from fathom.entrypoints.server.tools.dialect import Dialect, Tools, declared
-from fathom.errors import ConfigError, ValidationError
+from fathom.errors import ConfigError
 
 _HARMONY = frozenset({"openai", "openai_gptoss", "gptoss", "harmony"})
 _NOTHING = Markers(())
@@ -36,7 +35,6 @@ class OutputParser:
         dialect: how calls are written; None leaves all text content.
         tags: how reasoning is marked; None if it is not.
         tools: the declared tools.
-        forced_tool: the text, but for reasoning, is the arguments of this tool.
         inside_reasoning: the prompt ends within reasoning.
         parallel: several calls, not only the first.
     """
@@ -47,14 +45,12 @@ class OutputParser:
         tags: ReasoningTags | None = None,
         *,
         tools: Tools | None = None,
-        forced_tool: str | None = None,
         inside_reasoning: bool = False,
         parallel: bool = True,
     ):
-        self._dialect = dialect if tools and forced_tool is None else None
+        self._dialect = dialect if tools else None
         self._tags = tags
         self._tools = tools or {}
-        self._forced_tool = forced_tool
         self._inside_reasoning = inside_reasoning
         self._parallel = parallel
         self.markup = frozenset[str]().union(
@@ -79,12 +75,7 @@ class OutputParser:
     def _read(self, reader: TextReader, out: Collector) -> Wait[None]:
         if self._tags:
             yield from self._tags.read(reader, out, inside=self._inside_reasoning)
-        if self._forced_tool is not None:
-            yield from reader.skip_space()
-            if (yield from reader.peek()):
-                out.open_call(self._forced_tool)
-                yield from reader.copy_until(_NOTHING, out.add_arguments)
-        elif self._dialect:
+        if self._dialect:
             yield from self._dialect.read(reader, out, self._tools)
         else:
             yield from reader.copy_until(_NOTHING, out.add_content)
@@ -107,12 +98,17 @@ class ParseStream:
         return self._collector.drain()
 
 
+def closed_reasoning(reasoning_parser: str | None, chat_template: str | None, prompt: str) -> str:
+    """What ends the reasoning block that a prompt has opened; "" if it has not."""
+    _, tags = _choose(None, reasoning_parser, chat_template or "")
+    return "" if tags is None else tags.closing(prompt)
+
+
 def make_parser(
     tool_parser: str | None,
     reasoning_parser: str | None,
     chat_template: str | None,
     tools: Sequence[Mapping[str, Any]] | None = None,
-    tool_choice: str | Mapping[str, Any] = "auto",
     *,
     parallel_tool_calls: bool = True,
     prompt: str = "",
@@ -122,23 +118,18 @@ def make_parser(
     Args:
         tool_parser, reasoning_parser: vLLM's names; None chooses by the template, "none" means no such parser.
         chat_template: the template's text.
-        tools: the request's tools.
-        tool_choice: "none", "auto", "required", or {"type": "function", "function": {"name": ...}}, which makes
-            the text the arguments of that function.
+        tools: those that the model may call; without them calls are not looked for.
         parallel_tool_calls: False keeps the first call only.
         prompt: the rendered prompt, or its end, which shows whether it has opened a reasoning block.
 
     Raises:
         ConfigError: an unknown parser; the message lists the names.
-        ValidationError: a tool_choice that is none, or names a tool that is not declared.
     """
     dialect, tags = _choose(tool_parser, reasoning_parser, chat_template or "")
-    known = declared(tools or ())
     return OutputParser(
-        None if tool_choice == "none" else dialect,
+        dialect,
         tags,
-        tools=known,
-        forced_tool=_forced_tool(tool_choice, known),
+        tools=declared(tools or ()),
         inside_reasoning=tags is not None and tags.opened_by(prompt),
         parallel=parallel_tool_calls,
     )
@@ -172,18 +163,3 @@ def _by_name(parameter: str, name: str, table: Mapping[str, Any]) -> Any:
             hint=f"Choose one of: none, {', '.join(sorted(table))}; or leave it out to choose by the chat template.",
         )
     return table[name]
-
-
-def _forced_tool(tool_choice: str | Mapping[str, Any], tools: Tools) -> str | None:
-    if isinstance(tool_choice, str):
-        if tool_choice in ("none", "auto", "required"):
-            return None
-    elif isinstance(function := tool_choice.get("function"), Mapping) and function.get("name") in tools:
-        return str(function["name"])
-    raise ValidationError(
-        f"tool_choice {tool_choice!r} is none of the choices.",
-        parameter="tool_choice",
-        value=tool_choice,
-        hint='Pass "none", "auto", "required", or {"type": "function", "function": {"name": N}} with one of: '
-        f"{', '.join(tools) or 'the tools (there are none)'}.",
-    )

@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 import msgspec
 
 from fathom.entrypoints.server.errors import bad_request
-from fathom.entrypoints.server.http import check_refusals
 from fathom.entrypoints.server.protocol.chat import ChatCompletionRequest, ChatMessage, Tool
 from fathom.entrypoints.server.protocol.completion import MAX_PROMPTS, CompletionRequest
 from fathom.entrypoints.server.protocol.other import TokenizeRequest
@@ -68,13 +67,16 @@ def _as_list(prompt: str | list[Any]) -> list[Any]:
 
 
 async def chat_prompt(
-    serving: Serving, request: ChatCompletionRequest | TokenizeRequest, tools: list[Tool] | None, suffix: str = ""
+    serving: Serving,
+    request: ChatCompletionRequest | TokenizeRequest,
+    tools: list[Tool] | None,
+    opening: Callable[[str], str] | None = None,
 ) -> ServedPrompt:
     """The prompt of a conversation, by the request's chat template, the server's or the model's.
 
     Args:
         tools: those that the template is to show.
-        suffix: text behind it.
+        opening: from the rendered text to what follows it.
 
     Raises:
         ApiError, ValidationError: messages that are no conversation, or that the template refuses.
@@ -107,7 +109,7 @@ async def chat_prompt(
             documents=request.documents if isinstance(request, ChatCompletionRequest) else None,
             chat_template_kwargs=variables,
         )
-        text += suffix
+        text += opening(text) if opening else ""
         return ServedPrompt(text, tokenizer.encode(text, add_special_tokens=bool(request.add_special_tokens)))
 
     return await off_loop_if(_num_characters(messages) > LONG_TEXT or bool(tools), render)
@@ -132,8 +134,7 @@ def _need_variable(serving: Serving, template: str | None, name: str) -> None:
 def _messages(messages: list[ChatMessage], *, knows_developer: bool) -> list[dict[str, Any]]:
     """Messages for the template. A developer's word is the system's where the template does not know the role."""
     plain = []
-    for index, message in enumerate(messages):
-        check_refusals(message, f"messages[{index}].")
+    for message in messages:
         converted = msgspec.to_builtins(message)
         if message.role == "developer" and not knows_developer:
             converted["role"] = "system"

@@ -94,7 +94,7 @@ class Serving:
         if request.request_id is not None and not _GOOD_ID.fullmatch(request.request_id):
             raise bad_request("request_id must be 1 to 128 visible ASCII characters.", "request_id")
         return Envelope(
-            id=f"{prefix}-{request.request_id or request_id_of(http)}",
+            id=f"{prefix}{request.request_id or request_id_of(http)}",
             created=int(time.time()),
             model=self.check_model(request.model),
             fingerprint=self.fingerprint,

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from fathom.entrypoints.server.errors import bad_request
-from fathom.entrypoints.server.parsing import OutputParser, make_parser
+from fathom.entrypoints.server.parsing import OutputParser, closed_reasoning, make_parser
 from fathom.entrypoints.server.prompts import template_source
 from fathom.entrypoints.server.protocol.chat import ChatCompletionRequest, NamedToolChoice, Tool
 from fathom.entrypoints.server.serving import Serving
@@ -26,7 +26,8 @@ _OPENINGS = {
 """Dialect -> how a call begins: markup, JSON up to the name, and the name up to the arguments' first brace.
 
 With tool_choice required or a name, the prompt ends with it. So the answer is a call, of that name if one is given;
-that required calls one of the tools, and that arguments fit their schema, is up to the model.
+that required calls one of the tools, and that arguments fit their schema, is up to the model. A reasoning block that
+the template has opened is closed first: a call within it is none.
 """
 
 
@@ -46,6 +47,12 @@ class ToolUse:
     reasoning_parser: str | None
     template: str
 
+    def opening(self, prompt: str) -> str:
+        """What follows the rendered prompt: the forced beginning of the answer, outside of reasoning."""
+        if not self.prefix:
+            return ""
+        return closed_reasoning(self.reasoning_parser, self.template, prompt) + self.prefix
+
     def parser(self, prompt: str) -> OutputParser:
         """Who reads the answer to this prompt."""
         return make_parser(
@@ -53,7 +60,6 @@ class ToolUse:
             self.reasoning_parser,
             self.template,
             _plain(self.shown),
-            "auto" if self.shown else "none",
             parallel_tool_calls=self.parallel,
             prompt=prompt,
         )

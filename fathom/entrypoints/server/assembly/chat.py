@@ -11,7 +11,13 @@ from dataclasses import dataclass
 
 from msgspec import UNSET
 
-from fathom.entrypoints.server.assembly.common import Envelope, Explainer, UsageCounter, prompt_logprobs_field
+from fathom.entrypoints.server.assembly.common import (
+    Envelope,
+    Explainer,
+    UsageCounter,
+    call_id,
+    prompt_logprobs_field,
+)
 from fathom.entrypoints.server.assembly.logprobs import TokenNames, chat_logprobs
 from fathom.entrypoints.server.parsing import OutputParser, ParseStream
 from fathom.entrypoints.server.protocol.chat import (
@@ -128,7 +134,7 @@ class ChatAssembler:
         calls = [
             ToolCallDelta(
                 index=call.index,
-                id=None if call.name is None else f"call-{self._envelope.id}-{answer.index}-{call.index}",
+                id=None if call.name is None else call_id(self._envelope, answer.index, call.index),
                 type=None if call.name is None else "function",
                 function=FunctionCallDelta(call.name, call.arguments),
             )

@@ -1,4 +1,4 @@
-"""Fields that /v1/completions and /v1/chat/completions share, and the parts that their answers have in common."""
+"""Fields that requests share, and the parts that their answers have in common."""
 
 from __future__ import annotations
 
@@ -20,13 +20,11 @@ class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     include_obfuscation: Annotated[Any, refused("chunks are not padded", False)] = None
 
 
-class GenerationRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What both ways of asking for text have in common."""
+class EngineRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What all of OpenAI's ways of asking for text have in common: who answers, how tokens are chosen, until when."""
 
     model: Annotated[str | None, Doc(description="A name of /v1/models; left out: the served model.")] = None
-    n: Annotated[Annotated[int, Doc(ge=1, le=128)] | None, Doc(description="Number of answers.")] = None
     stream: Annotated[bool | None, Doc(description="Send the answer as server-sent events, as it comes.")] = None
-    stream_options: Annotated[StreamOptions | None, Doc(description="Only with stream.")] = None
     user: Annotated[
         Annotated[str, Doc(max_length=512)] | None, Doc(description="Who asks, for the log of requests.")
     ] = None
@@ -57,24 +55,11 @@ class GenerationRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     spaces_between_special_tokens: Annotated[
         bool, Doc(description="Without effect, as no spaces are put there either way.")
     ] = True
-    truncate_prompt_tokens: Annotated[
-        Annotated[int, Doc(ge=-1)] | None, Doc(description="Keep this many tokens of the prompt; -1: as many as fit.")
-    ] = None
-    truncation_side: Annotated[Literal["left", "right"], Doc(description="Where a prompt that is too long is cut.")] = (
-        "left"
-    )
     allowed_token_ids: Annotated[
         Annotated[list[int], Doc(max_length=65_536)] | None, Doc(description="Only these tokens may come.")
     ] = None
     bad_words: Annotated[
         Annotated[list[str], Doc(max_length=1024)] | None, Doc(description="Words that may not come.")
-    ] = None
-    prompt_logprobs: Annotated[
-        Annotated[int, Doc(ge=-1)] | None, Doc(description="Number of best tokens at each prompt position; -1: all.")
-    ] = None
-    logprobs_mode: Annotated[
-        Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"] | None,
-        Doc(description="Must be the engine's own --logprobs-mode; any other is refused."),
     ] = None
     priority: Annotated[
         int, Doc(description="Lower goes first; other than 0 only with --scheduling-policy priority.")
@@ -87,8 +72,6 @@ class GenerationRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
         Annotated[str, Doc(max_length=128)] | None,
         Doc(description="Becomes part of the answer's id; default: X-Request-Id, else random."),
     ] = None
-    return_token_ids: Annotated[bool, Doc(description="Add token_ids and prompt_token_ids to the answer.")] = False
-    return_tokens_as_token_ids: Annotated[bool, Doc(description="In logprobs, write tokens as token_id:N.")] = False
     vllm_xargs: Annotated[
         Annotated[dict[str, Any], Doc(max_length=64)] | None,
         Doc(description="extra_args for custom logits processors."),
@@ -99,9 +82,36 @@ class GenerationRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
         Annotated[float, Doc(gt=0)] | None,
         Doc(description="Seconds; then the answer ends as it is, finish_reason abort, stop_reason deadline."),
     ] = None
-    explain: Annotated[bool, Doc(description="Add what was done and how long it took to each choice.")] = False
 
     service_tier: Annotated[Any, refused("there is one tier", "auto", "default")] = None
+
+
+class GenerationRequest(EngineRequest, kw_only=True, forbid_unknown_fields=True):
+    """What completions and chat completions have in common beyond that."""
+
+    n: Annotated[Annotated[int, Doc(ge=1, le=128)] | None, Doc(description="Number of answers.")] = None
+    stream_options: Annotated[StreamOptions | None, Doc(description="Only with stream.")] = None
+
+    # vLLM's extensions
+    truncate_prompt_tokens: Annotated[
+        Annotated[int, Doc(ge=-1)] | None, Doc(description="Keep this many tokens of the prompt; -1: as many as fit.")
+    ] = None
+    truncation_side: Annotated[Literal["left", "right"], Doc(description="Where a prompt that is too long is cut.")] = (
+        "left"
+    )
+    prompt_logprobs: Annotated[
+        Annotated[int, Doc(ge=-1)] | None, Doc(description="Number of best tokens at each prompt position; -1: all.")
+    ] = None
+    logprobs_mode: Annotated[
+        Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"] | None,
+        Doc(description="Must be the engine's own --logprobs-mode; any other is refused."),
+    ] = None
+    return_token_ids: Annotated[bool, Doc(description="Add token_ids and prompt_token_ids to the answer.")] = False
+    return_tokens_as_token_ids: Annotated[bool, Doc(description="In logprobs, write tokens as token_id:N.")] = False
+
+    # Fathom's own
+    explain: Annotated[bool, Doc(description="Add what was done and how long it took to each choice.")] = False
+
     logits_processors: Annotated[
         Any, refused("processors are loaded at start, --logits-processors, and read vllm_xargs", [])
     ] = None
@@ -160,6 +170,20 @@ class ErrorInfo(msgspec.Struct):
     type: str
     param: str | None = None
     code: str | None = None
+
+
+class AnthropicError(msgspec.Struct):
+    """Anthropic's error."""
+
+    type: str
+    message: str
+
+
+class AnthropicErrorBody(msgspec.Struct):
+    """The body of every answer of /v1/messages that is not 2xx, and of its error events."""
+
+    error: AnthropicError
+    type: Literal["error"] = "error"
 
 
 class ErrorBody(msgspec.Struct):

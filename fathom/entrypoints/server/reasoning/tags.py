@@ -20,6 +20,10 @@ class ReasoningTags:
         """Whether a prompt ends with a start tag. Tags elsewhere in it may be a user's words."""
         return prompt.rstrip(SPACE).endswith(self._starts)
 
+    def closing(self, prompt: str) -> str:
+        """What ends the block that a prompt has opened; "" if it has not."""
+        return f"\n{self._ends.words[0]}\n\n" if self.opened_by(prompt) else ""
+
     def read(self, reader: TextReader, out: Collector, *, inside: bool) -> Wait[None]:
         """Read the reasoning and the space behind it; nothing if there is none.
 
