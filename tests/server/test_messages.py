@@ -125,7 +125,7 @@ def test_a_call_that_is_cut_off_keeps_its_text(coder: Server) -> None:
     choice = {"type": "tool", "name": "get_weather"}
     body = {"model": "coder", "messages": QUESTION, "tools": [WEATHER], "tool_choice": choice, "max_tokens": 3}
     answer = coder.post("/v1/messages", temperature=0, **body).json()
-    assert answer["content"][0]["input"] == {"INVALID_JSON": '{"city":'}
+    assert answer["content"][0]["input"] == {"INVALID_JSON": '{ "city":'}
     assert answer["stop_reason"] == "max_tokens"
 
 
