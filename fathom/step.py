@@ -61,12 +61,26 @@ class SchedulerOutput(msgspec.Struct):
 
     @property
     def annotation(self) -> str:
-        """The step's name in logs and profiles: how many rows and tokens are prefill and decode."""
-        generation = len(self.num_scheduled_tokens) - self.num_context_requests
-        tokens = self.total_num_scheduled_tokens - self.num_context_tokens
-        return (
-            f"execute_context_{self.num_context_requests}({self.num_context_tokens})_generation_{generation}({tokens})"
+        """The step's name in logs and profiles."""
+        return annotate(
+            self.num_context_requests,
+            self.num_context_tokens,
+            self.num_generation_requests,
+            self.num_generation_tokens,
         )
+
+    @property
+    def num_generation_requests(self) -> int:
+        return len(self.num_scheduled_tokens) - self.num_context_requests
+
+    @property
+    def num_generation_tokens(self) -> int:
+        return self.total_num_scheduled_tokens - self.num_context_tokens
+
+
+def annotate(context_requests: int, context_tokens: int, generation_requests: int, generation_tokens: int) -> str:
+    """A step's name: how many rows and tokens of its batch are prefill and decode."""
+    return f"execute_context_{context_requests}({context_tokens})_generation_{generation_requests}({generation_tokens})"
 
 
 class ModelRunnerOutput(msgspec.Struct):

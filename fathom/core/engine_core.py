@@ -9,6 +9,7 @@ With async scheduling two steps are in flight, and the scheduler works while the
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from typing import Any
 from fathom.core.control import ControlOperations
 from fathom.core.kv_cache.groups import blocks_per_sequence, longest_sequence, make_kv_cache_config
 from fathom.core.scheduler.scheduler import Scheduler
+from fathom.core.step_stats import step_stats
 from fathom.errors import ServerError
 from fathom.executor.base import Executor
 from fathom.executor.uniproc import UniprocExecutor
@@ -40,11 +42,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class LaunchedStep:
-    """A step that the workers have been given, and what will become of it."""
+    """A step that the workers have been given, and what will become of it.
+
+    launched: time.perf_counter() when they were given it, schedule_s after it was begun.
+    """
 
     work: SchedulerOutput
     forward: Future[list[None]]
     tokens: Future[list[Any]]
+    launched: float
+    schedule_s: float
 
     def result(self) -> ModelRunnerOutput:
         """Wait for the step; raises what it raised."""
@@ -76,6 +83,7 @@ class EngineCore:
         self._refused: list[EngineCoreOutput] = []
         self._max_in_flight = 2 if setup.config.scheduler.async_scheduling else 1
         self._in_flight: deque[LaunchedStep] = deque()
+        self._last_result = 0.0  # time.perf_counter() when the last step's tokens were there
         self.ready = EngineReady(
             max_model_len=max_model_len,
             num_kv_blocks=kv_cache_config.num_blocks,
@@ -114,14 +122,17 @@ class EngineCore:
 
     def _launch_steps(self) -> None:
         while len(self._in_flight) < self._max_in_flight and self.scheduler.has_unfinished_requests():
+            started = time.perf_counter()
             work = self.scheduler.schedule()
             if not work.num_scheduled_tokens:
                 if not self._in_flight:
                     raise ServerError(f"no request can be scheduled: {self.scheduler.stats()}")
                 return  # all requests wait for their last tokens
             logger.debug("step %s", work.annotation)
+            launched = time.perf_counter()
             forward = self.executor.execute_model(work)
-            self._in_flight.append(LaunchedStep(work, forward, self.executor.sample_tokens()))
+            tokens = self.executor.sample_tokens()
+            self._in_flight.append(LaunchedStep(work, forward, tokens, launched, launched - started))
 
     def _finish_step(self, step: LaunchedStep) -> EngineCoreOutputs:
         """Wait for a step and apply its result. If it raised, its requests are ended, not the engine."""
@@ -131,7 +142,11 @@ class EngineCore:
             logger.exception("a step failed; its requests are ended, the engine goes on")
             self._in_flight.clear()  # steps behind it are not to be reported; whatever is launched runs after them
             return self.scheduler.fail_step(step.work, f"the model step failed: {type(error).__name__}: {error}")
-        return self.scheduler.update_from_output(step.work, result)
+        begun, self._last_result = max(step.launched, self._last_result), time.perf_counter()
+        outputs = self.scheduler.update_from_output(step.work, result)
+        if outputs.stats is not None:
+            outputs.step = step_stats(step.work, step.schedule_s, begun, self._last_result)
+        return outputs
 
     def _size_kv_cache(self, setup: EngineSetup) -> tuple[KVCacheConfig, int]:
         """The pool's layout, and max_model_len cut to what it can hold."""

@@ -56,7 +56,7 @@ class EngineCoreProc:
             self._take_messages(block=not self._core.has_work())
             if self._core.has_work():
                 outputs = self._core.step()
-                if outputs.outputs:
+                if outputs.outputs or outputs.step is not None:  # the step of a prompt's chunk has numbers only
                     send(self._output, self._encoder.encode(outputs))
 
     def _take_messages(self, block: bool) -> None:

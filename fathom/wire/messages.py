@@ -122,6 +122,8 @@ class SchedulerStats(msgspec.Struct, array_like=True, gc=False):
     """The scheduler's state after a step; counters count from the engine's start.
 
     kv_cache_usage: share of blocks in use, 0 to 1. prefix_cache_queries, prefix_cache_hits: in tokens.
+    num_blocks: of the KV cache, without the null block; of those, num_blocks_used are held by requests, and
+    num_blocks_cached are free but hold a prefix that can be found again.
     """
 
     num_running: int
@@ -131,14 +133,40 @@ class SchedulerStats(msgspec.Struct, array_like=True, gc=False):
     prefix_cache_hits: int
     num_preemptions: int
     num_steps: int
+    num_blocks: int = 0
+    num_blocks_used: int = 0
+    num_blocks_cached: int = 0
+
+
+class StepStats(msgspec.Struct, array_like=True, gc=False):
+    """What one step was: the requests and tokens of its batch that are prefill (context) and decode (generation).
+
+    prefix_hits: tokens that requests admitted in it found in the cache. end_time: time.time() at its end.
+    schedule_s, model_s, update_s: seconds of choosing the batch, of running the model and sampling, and of taking in
+    the result. With async scheduling the first and the last of another step's go on during the model's.
+    """
+
+    context_requests: int
+    context_tokens: int
+    generation_requests: int
+    generation_tokens: int
+    prefix_hits: int
+    end_time: float
+    schedule_s: float
+    model_s: float
+    update_s: float
 
 
 class EngineCoreOutputs(msgspec.Struct, tag="outputs"):
-    """What one step gave all of its requests. logprobs has one row for each output that asked."""
+    """What one step gave all of its requests. logprobs has one row for each output that asked.
+
+    stats, step: where the scheduler stands and what the step was; None with disable_log_stats, or if no step was run.
+    """
 
     outputs: list[EngineCoreOutput]
     logprobs: LogprobsArrays | None = None
     stats: SchedulerStats | None = None
+    step: StepStats | None = None
 
 
 class RemoteError(msgspec.Struct):

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from fathom.entrypoints.server.app import ADMIN_ROUTES, OPEN_PATHS, ROUTES
+from fathom.entrypoints.server.app import ADMIN_ROUTES, OPEN_PATHS, ROUTES, WEB_ROUTES
 from tests.server.processes import Server
 
-PATHS = [(method, path.replace("{model:path}", "x")) for method, path, _ in (*ROUTES, *ADMIN_ROUTES)]
+PATHS = [(method, path.replace("{model:path}", "x")) for method, path, _ in (*ROUTES, *WEB_ROUTES, *ADMIN_ROUTES)]
 
 
 @pytest.mark.parametrize("key", [None, "", "Bearer", "Bearer three", "Basic one", "Bearer one2"])
 def test_without_a_key_there_is_only_health(guarded: Server, key: str | None) -> None:
     """C93, over all routes, and those that do not exist."""
-    for method, path in [*PATHS, ("GET", "/nothing"), ("GET", "/"), ("GET", "/health/")]:
+    for method, path in [*PATHS, ("GET", "/nothing"), ("GET", "/page/"), ("GET", "/health/")]:
         answer = guarded.http.request(method, path, headers={"Authorization": key or ""})
         expected = 200 if path in OPEN_PATHS else 401
         assert answer.status_code == expected, (method, path)

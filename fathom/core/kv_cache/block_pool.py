@@ -29,6 +29,8 @@ class BlockPool:
         self._hashes: list[tuple[int, bytes] | None] = [None] * num_blocks
         self._cached: list[dict[bytes, int]] = [{} for _ in range(num_groups)]
         self._newly_registered: list[int] = []
+        self.num_free_cached = 0
+        """Blocks in the free queue that still hold a prefix."""
 
     @property
     def num_free(self) -> int:
@@ -54,6 +56,7 @@ class BlockPool:
                 continue
             if self._ref_counts[block] == 0:
                 del self._free[block]
+                self.num_free_cached -= self._hashes[block] is not None
             self._ref_counts[block] += 1
 
     def allocate(self, count: int) -> list[int]:
@@ -90,6 +93,8 @@ class BlockPool:
                 self._free[block] = None
                 if self._hashes[block] is None:
                     self._free.move_to_end(block, last=False)
+                else:
+                    self.num_free_cached += 1
 
     def unregister(self, blocks: Iterable[int]) -> None:
         """Make blocks unfindable, since what they hold is not to be trusted."""
@@ -101,6 +106,7 @@ class BlockPool:
         for cached in self._cached:
             cached.clear()
         self._hashes = [None] * self.num_blocks
+        self.num_free_cached = 0
 
     def check_invariants(self) -> None:
         """Raise AssertionError if the books do not balance. For tests and idle moments: O(num_blocks)."""
@@ -113,9 +119,11 @@ class BlockPool:
         assert self._hashes[NULL_BLOCK] is None
         cached = sum(map(len, self._cached))
         assert cached == sum(entry is not None for entry in self._hashes), "the cache holds a block twice"
+        assert self.num_free_cached == sum(self._hashes[block] is not None for block in self._free)
 
     def _forget(self, block: int) -> None:
         entry = self._hashes[block]
         if entry is not None:
             del self._cached[entry[0]][entry[1]]
             self._hashes[block] = None
+            self.num_free_cached -= self._ref_counts[block] == 0

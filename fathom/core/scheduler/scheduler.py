@@ -173,14 +173,18 @@ class Scheduler:
         return outputs
 
     def stats(self) -> SchedulerStats:
+        pool = self.kv_cache.pool
         return SchedulerStats(
             num_running=len(self.running),
             num_waiting=len(self.waiting),
-            kv_cache_usage=self.kv_cache.pool.usage,
+            kv_cache_usage=pool.usage,
             prefix_cache_queries=self.kv_cache.prefix_cache_queries,
             prefix_cache_hits=self.kv_cache.prefix_cache_hits,
             num_preemptions=self.num_preemptions,
             num_steps=self._num_steps,
+            num_blocks=pool.num_blocks - 1,
+            num_blocks_used=pool.num_blocks - 1 - pool.num_free,
+            num_blocks_cached=pool.num_free_cached,
         )
 
     def check_invariants(self) -> None:

@@ -25,7 +25,9 @@ from fathom.entrypoints.server import (
     operations,
     pooling,
     responses,
+    steps,
     tokens,
+    web,
 )
 from fathom.entrypoints.server.errors import ApiError, to_api_error
 from fathom.entrypoints.server.http import ClientGone
@@ -34,6 +36,7 @@ from fathom.entrypoints.server.serving import Serving, request_id_of
 Handler = Callable[[Serving, Request], Awaitable[Response]]
 
 ROUTES: list[tuple[str, str, Handler]] = [
+    ("GET", "/", web.page),
     ("POST", "/v1/completions", completion.create_completion),
     ("POST", "/v1/chat/completions", chat.create_chat_completion),
     ("POST", "/v1/responses", responses.create_response),
@@ -49,6 +52,7 @@ ROUTES: list[tuple[str, str, Handler]] = [
     ("GET", "/version", operations.version),
     ("GET", "/load", operations.load),
     ("GET", "/metrics", operations.metrics),
+    ("GET", "/engine/steps", steps.engine_steps),
     ("GET", "/openapi.json", openapi.show),
     *[
         ("POST", path, pooling.unable)
@@ -69,8 +73,10 @@ ADMIN_ROUTES: list[tuple[str, str, Handler]] = [
     ("POST", "/start_profile", operations.start_profile),
     ("POST", "/stop_profile", operations.stop_profile),
 ]
-OPEN_PATHS = frozenset({"/health", "/ping"})
-"""Need no key."""
+WEB_ROUTES: list[tuple[str, str, Handler]] = [("GET", path, web.page) for path in web.FILES if path != "/"]
+"""What the page is made of."""
+OPEN_PATHS = frozenset({"/health", "/ping", *web.FILES})
+"""Need no key. The page asks for it."""
 
 
 def create_app(serving: Serving) -> Starlette:
@@ -88,7 +94,7 @@ def create_app(serving: Serving) -> Starlette:
             )
         )
     middleware.append(Middleware(_KeyCheck, keys=settings.keys))
-    routes = ROUTES + (ADMIN_ROUTES if settings.enable_admin else [])
+    routes = ROUTES + WEB_ROUTES + (ADMIN_ROUTES if settings.enable_admin else [])
     by_path: dict[str, dict[str, Handler]] = {}
     for method, path, handler in routes:
         by_path.setdefault(path, {})[method] = handler

@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 StartEngine = Callable[[], Coroutine[Any, Any, AsyncLLM]]
 
+_BACKLOG = 4096
 _LAST_CHUNKS_S = 1.0
 """How long answers that were ended have to get their last chunk out."""
 
@@ -58,6 +59,7 @@ async def serve(config: EngineConfig, settings: ServerSettings) -> int:
             admission = Admission(max_running, settings.max_queue, settings.max_queue_tokens)
             observers.add(admission)
             serving = Serving(engine, settings, metrics, admission)
+            observers.add(serving.steps)
             return await _run(serving, listener, lambda: AsyncLLM.start(config, observers))
         finally:
             engine.shutdown()
@@ -95,7 +97,7 @@ async def _run(serving: Serving, listener: socket.socket, start_engine: StartEng
             log_config=None,
             access_log=False,
             server_header=False,
-            backlog=4096,
+            backlog=_BACKLOG,
             timeout_graceful_shutdown=1,
             timeout_keep_alive=75,
         )
@@ -104,6 +106,7 @@ async def _run(serving: Serving, listener: socket.socket, start_engine: StartEng
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, signals.put_nowait, number)
+    listener.listen(_BACKLOG)  # before anybody is told; who asks at once waits for uvicorn, and is not refused
     served = asyncio.ensure_future(server.serve(sockets=[listener]))
     _say_ready(serving, listener)
     try:

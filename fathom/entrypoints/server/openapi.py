@@ -28,6 +28,7 @@ from fathom.entrypoints.server.protocol.other import (
     VersionAnswer,
 )
 from fathom.entrypoints.server.protocol.responses import ResponseAnswer, ResponsesRequest
+from fathom.entrypoints.server.protocol.steps import StepsAnswer
 from fathom.entrypoints.server.serving import Serving
 
 OPERATIONS: list[tuple[str, str, str, Any, Any]] = [
@@ -44,6 +45,7 @@ OPERATIONS: list[tuple[str, str, str, Any, Any]] = [
     ("get", "/ping", "The same", None, StatusAnswer),
     ("get", "/version", "Fathom's version", None, VersionAnswer),
     ("get", "/load", "How much is under way", None, LoadAnswer),
+    ("get", "/engine/steps", "The engine's last steps", None, StepsAnswer),
 ]
 _ERRORS = {
     "400": "Something is wrong with the request",

@@ -20,6 +20,7 @@ from fathom.entrypoints.server.errors import ApiError, bad_request, shutting_dow
 from fathom.entrypoints.server.heartbeat import Heartbeat
 from fathom.entrypoints.server.protocol.common import GenerationRequest
 from fathom.entrypoints.server.settings import ServerSettings
+from fathom.entrypoints.server.step_log import StepLog
 from fathom.frontend.async_engine import AsyncLLM
 from fathom.frontend.metrics import PrometheusObserver
 from fathom.frontend.tokenizer.tokenizer import Tokenizer
@@ -41,6 +42,7 @@ class Serving:
         self.settings = settings
         self.metrics = metrics
         self.admission = admission
+        self.steps = StepLog()
         self.use_engine(engine)
         self.model_names = model_names(settings, engine.config.model.model)
         self.template = settings.template_text()
@@ -55,6 +57,7 @@ class Serving:
     def use_engine(self, engine: AsyncLLM) -> None:
         """Serve this engine from now on."""
         self.engine = engine
+        self.steps.new_engine()
         self.heartbeat = Heartbeat(engine, self.metrics, self.settings.engine_stall_timeout)
 
     # ---------------------------------------------------------------- what requests ask first
@@ -63,6 +66,10 @@ class Serving:
         """Raise 503 if the server is about to stop, or the engine is gone."""
         if self.draining:
             raise shutting_down()
+        self.check_alive()
+
+    def check_alive(self) -> None:
+        """Raise 503 if the engine is gone."""
         if self.engine.errored:
             raise ApiError(503, "The engine is gone.", code="engine_dead")
 
