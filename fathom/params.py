@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 GREEDY_EPSILON = 1e-5
 MIN_TEMPERATURE = 1e-2
 MAX_TEMPERATURE = 2.0
+MIN_REPETITION_PENALTY = 1e-6  # a logit divided by less may not be finite
 MAX_N = 16_384
 MAX_STOP_STRINGS = 1024
 MAX_LOGIT_BIAS = 100.0
@@ -43,7 +44,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True):
     Args:
         n: number of answers to the one prompt.
         presence_penalty, frequency_penalty: in [-2, 2]; count generated tokens only.
-        repetition_penalty: > 0, counts prompt and generated tokens; > 1 discourages.
+        repetition_penalty: at least 1e-6, counts prompt and generated tokens; > 1 discourages.
         temperature: 0 means greedy; values in (0, 0.01) are raised to 0.01 with a warning.
         top_p, top_k, min_p: truncation of the distribution; 1.0, 0 (or -1) and 0.0 switch them off.
         seed: makes this request's tokens reproducible whatever else is in the batch.
@@ -151,7 +152,9 @@ class SamplingParams(msgspec.Struct, omit_defaults=True):
         self.n = _integer("n", self.n, 1, MAX_N)
         self.presence_penalty = _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
         self.frequency_penalty = _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        self.repetition_penalty = _number("repetition_penalty", self.repetition_penalty, 0.0, math.inf, low_open=True)
+        self.repetition_penalty = _number(
+            "repetition_penalty", self.repetition_penalty, MIN_REPETITION_PENALTY, math.inf
+        )
         self.temperature = _number("temperature", self.temperature, 0.0, MAX_TEMPERATURE)
         self.top_p = _number("top_p", self.top_p, 0.0, 1.0, low_open=True)
         self.top_k = _integer("top_k", self.top_k, -1, None, hint="Use 0 or -1 to consider all tokens.")

@@ -10,6 +10,7 @@ import pytest
 
 from fathom.weights.catalogue import CATALOGUE
 from fathom.weights.download import pull
+from tests.server.forced import FORCED
 from tests.server.processes import Server
 from tests.stand_in import write_stand_in
 
@@ -49,6 +50,7 @@ def guarded(tiny_chat_model: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     flags += ["--allowed-origins=https://example.com", "--engine-stall-timeout=0.5", "--max-body-bytes=100000"]
     tmp = tmp_path_factory.mktemp("guarded")
     flags += [f"--chat-template={TOOL_TEMPLATE}", "--trust-request-chat-template", f"--profile-folder={tmp}/profile"]
+    flags += [f"--logits-processors={FORCED}"]
     started = Server(tiny_chat_model, tmp, *flags, env={"FATHOM_API_KEY": "two"})
     started.http.headers["Authorization"] = "Bearer one"
     yield started
@@ -57,8 +59,9 @@ def guarded(tiny_chat_model: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture(scope="session")
 def smollm2(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The default model."""
-    started = Server(smollm2_path, tmp_path_factory.mktemp("smollm2"), "--served-model-name=smollm2")
+    """The default model; it says what a request tells it to (see forced.py)."""
+    flags = ["--served-model-name=smollm2", f"--logits-processors={FORCED}"]
+    started = Server(smollm2_path, tmp_path_factory.mktemp("smollm2"), *flags)
     yield started
     assert started.stop() == 0
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 from pathlib import Path
 
 import pytest
@@ -75,3 +77,33 @@ def test_admin_routes_if_enabled(guarded: Server) -> None:
     guarded.post("/v1/completions", prompt="a", max_tokens=1)
     files = guarded.post("/stop_profile").json()["files"]
     assert [Path(file).parent for file in files] == [guarded.tmp / "profile"]
+
+
+FLOODS = {
+    "headers": (b"GET /health HTTP/1.1\r\nHost: a\r\n", b"X-A: " + b"y" * 8000 + b"\r\n"),
+    "one header": (b"GET /health HTTP/1.1\r\nX-A: ", b"y" * 8000),
+    "path": (b"GET /", b"y" * 8000),
+    "trailers": (
+        b"POST /tokenize HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{\r\n0\r\n",
+        b"X-A: " + b"y" * 8000 + b"\r\n",
+    ),
+}
+
+
+@pytest.mark.parametrize("flood", FLOODS)
+def test_a_head_without_end_ends_the_connection(guarded: Server, flood: str) -> None:
+    """Before a key has come."""
+    start, more = FLOODS[flood]
+    host, port = guarded.url.removeprefix("http://").split(":")
+    sent = 0
+    with socket.create_connection((host, int(port)), timeout=10) as connection, contextlib.suppress(ConnectionError):
+        connection.sendall(start)
+        while sent < 50_000_000:
+            connection.sendall(more)
+            sent += len(more)
+    assert sent < 50_000_000
+    assert guarded.http.get("/health").status_code == 200
+
+
+def test_long_headers_pass(guarded: Server) -> None:
+    assert guarded.http.get("/v1/models", headers={"X-A": "y" * 50_000}).status_code == 200

@@ -129,7 +129,9 @@ def _endpoint(serving: Serving, path: str, handlers: dict[str, Handler]) -> Call
 
 
 async def _failed(http: Request, error: Exception) -> Response:
-    return to_api_error(error).response(http.url.path)
+    response = to_api_error(error).response(http.url.path)
+    response.headers.update(getattr(error, "headers", None) or {})  # a 405 says what is allowed
+    return response
 
 
 class _Surroundings:

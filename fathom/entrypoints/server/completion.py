@@ -42,10 +42,11 @@ async def create_completion(serving: Serving, http: Request) -> Response:
     options = CompletionOptions(
         n=request.n or 1,
         best_of=best_of,
-        echo=request.echo,
+        echo=bool(request.echo),
         prompt_only=request.max_tokens == 0,
         names=_names(serving, request),
         top_logprobs=request.logprobs or 0,
+        skip_special_tokens=request.skip_special_tokens,
         token_ids=request.return_token_ids,
         prompt_logprobs=request.prompt_logprobs is not None,
         explainer=Explainer(params[0], envelope.model) if explain else None,

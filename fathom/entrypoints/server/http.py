@@ -58,6 +58,9 @@ def check_refusals(struct: msgspec.Struct, where: str = "") -> None:
 
 async def _read_body(request: Request, limit: int) -> bytes:
     too_large = ApiError(413, f"The body is larger than {limit} bytes.", code="body_too_large")
+    encoding = request.headers.get("content-encoding", "identity")
+    if encoding.lower() != "identity":
+        raise bad_request(f"Content-Encoding {encoding} is not supported: send the body as it is.", "Content-Encoding")
     length = request.headers.get("content-length", "0")
     if length.isdecimal() and int(length) > limit:
         raise too_large

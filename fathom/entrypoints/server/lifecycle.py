@@ -17,6 +17,7 @@ import uvicorn
 from fathom.config import EngineConfig
 from fathom.entrypoints.server.admission import Admission
 from fathom.entrypoints.server.app import create_app
+from fathom.entrypoints.server.connection import Connection
 from fathom.entrypoints.server.serving import Serving, model_names
 from fathom.entrypoints.server.settings import ServerSettings
 from fathom.errors import ConfigError
@@ -92,7 +93,8 @@ async def _run(serving: Serving, listener: socket.socket, start_engine: StartEng
     server = _Uvicorn(
         uvicorn.Config(
             create_app(serving),
-            http="httptools",
+            http=Connection,
+            ws="none",
             lifespan="off",
             log_config=None,
             access_log=False,

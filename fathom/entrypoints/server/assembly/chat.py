@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+import msgspec
 from msgspec import UNSET
 
 from fathom.entrypoints.server.assembly.common import (
@@ -63,7 +64,8 @@ class _Choice:
     parse: ParseStream
     unread: str  # what the parser sees before the next text
     begun: bool = False
-    has_calls: bool = False
+    call: int | None = None  # index of the last one
+    arguments: str = ""  # of the last call
 
 
 class ChatAssembler:
@@ -130,7 +132,10 @@ class ChatAssembler:
         options = self._options
         new = state.parse.feed(state.unread + answer.text, finished)
         state.unread = ""
-        state.has_calls |= bool(new.tool_calls)
+        for call in new.tool_calls:
+            if call.index != state.call:
+                state.call, state.arguments = call.index, ""
+            state.arguments += call.arguments or ""
         calls = [
             ToolCallDelta(
                 index=call.index,
@@ -147,9 +152,22 @@ class ChatAssembler:
         )
 
     def _finish_reason(self, state: _Choice, answer: CompletionOutput) -> str | None:
-        """tool_calls for an answer that ends with calls; a named function's ends with stop, as OpenAI has it."""
-        calls = answer.finish_reason == "stop" and state.has_calls and not self._options.named
-        return "tool_calls" if calls else answer.finish_reason
+        """tool_calls for an answer with calls, unless the request's own stop cut the last one off.
+
+        A named function's ends with stop, as OpenAI has it.
+        """
+        if answer.finish_reason != "stop" or state.call is None or self._options.named:
+            return answer.finish_reason
+        cut = answer.stop_reason is not None and not _is_json(state.arguments)
+        return "stop" if cut else "tool_calls"
+
+
+def _is_json(text: str) -> bool:
+    try:
+        msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return False
+    return True
 
 
 def fold_chat(chunks: Iterable[ChatChunk]) -> ChatCompletion:

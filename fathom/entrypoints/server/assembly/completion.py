@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from msgspec import UNSET
 
 from fathom.entrypoints.server.assembly.common import Envelope, Explainer, UsageCounter, prompt_logprobs_field
-from fathom.entrypoints.server.assembly.logprobs import TokenNames, completion_logprobs
+from fathom.entrypoints.server.assembly.logprobs import TextOffsets, TokenNames, completion_logprobs
 from fathom.entrypoints.server.protocol.completion import Completion, CompletionChoice, CompletionLogprobs
 from fathom.outputs import CompletionOutput, RequestOutput
 
@@ -26,6 +27,7 @@ class CompletionOptions:
     prompt_only: bool = False
     names: TokenNames | None = None
     top_logprobs: int = 0
+    skip_special_tokens: bool = True
     token_ids: bool = False
     prompt_logprobs: bool = False
     explainer: Explainer | None = None
@@ -33,8 +35,8 @@ class CompletionOptions:
 
 @dataclass
 class _Choice:
+    offsets: TextOffsets
     begun: bool = False
-    offset: int = 0  # of the next token in the text
 
 
 class CompletionAssembler:
@@ -54,7 +56,11 @@ class CompletionAssembler:
         self._options = options
         self._texts = texts
         self._usage = UsageCounter(prompt_lengths)
-        self._choices = [[_Choice() for _ in range(options.n)] for _ in texts]
+        self._choices = [[_Choice(self._offsets(len(text))) for _ in range(options.n)] for text in texts]
+
+    def _offsets(self, start: int) -> TextOffsets:
+        names = self._options.names
+        return TextOffsets(None if names is None else names.tokenizer, self._options.skip_special_tokens, start)
 
     def step(self, prompt: int, output: RequestOutput) -> list[Completion]:
         """The chunks of one output (of deltas) of the prompt of that number."""
@@ -93,7 +99,7 @@ class CompletionAssembler:
             text = self._texts[prompt] + text
         choice = CompletionChoice(index=prompt * options.n + answer.index, text=text)
         if options.names is not None:
-            choice.logprobs = self._logprobs(options.names, state, output, answer, first)
+            choice.logprobs = self._logprobs(options.names, prompt, output, answer, first)
         if options.token_ids:
             choice.token_ids = [] if options.prompt_only else list(answer.token_ids)
             if first:
@@ -110,17 +116,17 @@ class CompletionAssembler:
         return choice if shows else None
 
     def _logprobs(
-        self, names: TokenNames, state: _Choice, output: RequestOutput, answer: CompletionOutput, first: bool
+        self, names: TokenNames, prompt: int, output: RequestOutput, answer: CompletionOutput, first: bool
     ) -> CompletionLogprobs:
         """The lists for what is new: with echo the prompt's, then the answer's."""
+        state = self._choices[prompt][answer.index]
         parts: list[CompletionLogprobs] = []
         top = self._options.top_logprobs
         if first and self._options.echo and output.prompt_logprobs is not None:
-            found, state.offset = completion_logprobs(output.prompt_logprobs, output.prompt_token_ids, top, names, 0)
-            parts.append(found)
+            offset_of = partial(TextOffsets(names.tokenizer, False).next_of, text=self._texts[prompt])
+            parts.append(completion_logprobs(output.prompt_logprobs, output.prompt_token_ids, top, names, offset_of))
         if answer.logprobs is not None and not self._options.prompt_only:
-            found, state.offset = completion_logprobs(answer.logprobs, answer.token_ids, top, names, state.offset)
-            parts.append(found)
+            parts.append(completion_logprobs(answer.logprobs, answer.token_ids, top, names, state.offsets.next))
         return join_logprobs(parts)
 
 

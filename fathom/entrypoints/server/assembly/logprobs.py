@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import codecs
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from fathom.entrypoints.server.assembly.common import finite
@@ -31,26 +32,63 @@ class TokenNames:
         return None if self.tokenizer is None else list(self.tokenizer.token_bytes(token_id))
 
 
+class TextOffsets:
+    """Where each token begins in a choice's text, in characters; call `next` with one token after the other.
+
+    It follows from the tokens' bytes, so it is the same however the text is cut into chunks. A token that completes no
+    character takes no room, nor does a special token that the text leaves out.
+    """
+
+    def __init__(self, tokenizer: Tokenizer | None, skip_special_tokens: bool, start: int = 0) -> None:
+        self._tokenizer = tokenizer
+        self._skipped = tokenizer.all_special_ids if tokenizer is not None and skip_special_tokens else frozenset()
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._at = start
+
+    def next(self, token_id: int) -> int:
+        """Where this token begins."""
+        at = self._at
+        self._at += len(self._characters(token_id))
+        return at
+
+    def next_of(self, token_id: int, text: str) -> int:
+        """Where this token begins in a prompt's text, which may lack its BOS or its first space."""
+        at = self._at
+        characters = self._characters(token_id)
+        if not text.startswith(characters, at):
+            special = self._tokenizer is not None and token_id in self._tokenizer.all_special_ids
+            characters = "" if special else characters.removeprefix(" ")
+        self._at = min(at + len(characters), len(text))
+        return at
+
+    def _characters(self, token_id: int) -> str:
+        if self._tokenizer is None or token_id in self._skipped:
+            return ""
+        return self._decoder.decode(self._tokenizer.token_bytes(token_id))
+
+
 def completion_logprobs(
-    positions: Iterable[Position | None], token_ids: Sequence[int], top: int, names: TokenNames, offset: int
-) -> tuple[CompletionLogprobs, int]:
-    """The lists for some tokens, and the offset of the token after them.
+    positions: Iterable[Position | None],
+    token_ids: Sequence[int],
+    top: int,
+    names: TokenNames,
+    offset_of: Callable[[int], int],
+) -> CompletionLogprobs:
+    """The lists for some tokens.
 
     Args:
         positions: of each token, itself first; None for the first token of a prompt.
         token_ids: the tokens.
         top: number of best ones of a position, beside the chosen one; -1: all.
-        offset: where the first of them begins in the text.
+        offset_of: where each begins in the text; called with one after the other.
     """
     found = CompletionLogprobs([], [], [], [])
     for token_id, position in zip(token_ids, positions, strict=True):
-        name = names.name(token_id)
-        found.tokens.append(name)
-        found.text_offset.append(offset)
+        found.tokens.append(names.name(token_id))
+        found.text_offset.append(offset_of(token_id))
         found.token_logprobs.append(None if position is None else finite(position[token_id].logprob))
         found.top_logprobs.append(None if position is None else _top_by_name(position, token_id, top, names))
-        offset += len(name)
-    return found, offset
+    return found
 
 
 def chat_logprobs(

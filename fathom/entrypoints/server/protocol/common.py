@@ -44,7 +44,7 @@ class EngineRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     # vLLM's extensions
     top_k: Annotated[int | None, Doc(description="Number of best tokens that are kept; 0 or -1: all.")] = None
     min_p: Annotated[float | None, Doc(description="Least probability, relative to the best token's.")] = None
-    repetition_penalty: Annotated[float | None, Doc(description="> 0; counts the prompt too.")] = None
+    repetition_penalty: Annotated[float | None, Doc(description="At least 1e-6; counts the prompt too.")] = None
     stop_token_ids: Annotated[
         Annotated[list[int], Doc(max_length=1024)] | None, Doc(description="The answer ends at one of these tokens.")
     ] = None

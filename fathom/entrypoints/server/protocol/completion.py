@@ -25,7 +25,7 @@ class CompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=T
         Annotated[int, Doc(ge=0)] | None,
         Doc(description="Most tokens of an answer, cut to what fits; default 16. 0: none."),
     ] = None
-    echo: Annotated[bool, Doc(description="Begin the answer's text, and its logprobs, with the prompt.")] = False
+    echo: Annotated[bool | None, Doc(description="Begin the answer's text, and its logprobs, with the prompt.")] = None
     logprobs: Annotated[
         Annotated[int, Doc(ge=-1)] | None,
         Doc(description="Number of best tokens at each position, beside the chosen one."),
