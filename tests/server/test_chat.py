@@ -178,7 +178,7 @@ def model_of(server: Server) -> str:
         ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),
         ({"reasoning_effort": "high"}, "reasoning_effort"),
         ({"top_logprobs": 3}, "top_logprobs"),
-        ({"logprobs": True, "top_logprobs": 21}, "logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"continue_final_message": True}, "continue_final_message"),

@@ -95,6 +95,12 @@ def _params(
 ) -> SamplingParams:
     if request.top_logprobs is not None and not request.logprobs:
         raise bad_request("top_logprobs needs logprobs: true.", "top_logprobs")
+    most = serving.engine.config.model.max_logprobs
+    if request.top_logprobs is not None and -1 < most < request.top_logprobs:
+        raise bad_request(
+            f"top_logprobs={request.top_logprobs} is more than this server allows, {most} (--max-logprobs).",
+            "top_logprobs",
+        )
     params = sampling_params(
         serving,
         request,
