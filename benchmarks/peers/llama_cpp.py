@@ -50,7 +50,7 @@ class LlamaCpp:
         return [AS_SHIPPED, *(QUANTISED if work.model == SMOLLM2 else ())]
 
     def open(self, model: Path, format_name: str, threads: int, log: Path) -> Session:
-        return LlamaCppSession(model if format_name == AS_SHIPPED else _quantised(model, format_name), threads, log)
+        return LlamaCppSession(model_file(model, format_name), threads, log)
 
 
 class LlamaCppSession:
@@ -58,14 +58,16 @@ class LlamaCppSession:
 
     def __init__(self, file: Path, threads: int, log: Path) -> None:
         self._file, self._threads, self._log = file, threads, log
-        self._server: _Server | None = None
+        self._server: LlamaServer | None = None
+        self._served: Requests | None = None
 
     def measure(self, work: Work, round_number: int) -> float:
         task = work.task
         if isinstance(task, Requests):
-            if self._server is None or self._server.task != task:
+            if self._server is None or self._served != task:
                 self.close()
-                self._server = _Server(self._file, task, self._threads, self._log)
+                self._server = LlamaServer(self._file, task.count, task.most_tokens, self._threads, self._log)
+                self._served = task
             return self._server.answer(work, round_number)
         if isinstance(task, Prefill):
             return task.length / self._bench("-p", task.length, "-n", 0)
@@ -100,22 +102,26 @@ class LlamaCppSession:
         return ended.stdout
 
 
-class _Server:
-    """llama-server with a slot for each of a task's requests."""
+class LlamaServer:
+    """llama-server with some slots, each for one request of so many tokens at a time."""
 
-    def __init__(self, file: Path, task: Requests, threads: int, log: Path) -> None:
-        self.task = task
+    def __init__(self, file: Path, slots: int, slot_tokens: int, threads: int, log: Path) -> None:
+        self._slots = slots
         self._port = _free_port()
-        size = task.count * -(-task.most_tokens // 256) * 256
-        command = [_program("llama-server"), "-m", file, "--host", "127.0.0.1", "--port", self._port, "-np", task.count]
+        size = slots * -(-slot_tokens // 256) * 256
+        command = [_program("llama-server"), "-m", file, "--host", "127.0.0.1", "--port", self._port, "-np", slots]
         command += ["-c", size, "-t", threads, "-tb", threads, "--no-webui", "--cache-ram", 0]  # no prompt comes twice
         with log.open("ab") as output:
             self._process = subprocess.Popen([str(word) for word in command], stdout=output, stderr=output)
         self._wait_until_ready(log)
 
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._port}"
+
     def answer(self, work: Work, round_number: int) -> float:
         prompts = work.prompts(round_number)
-        with ThreadPoolExecutor(self.task.count) as pool:
+        with ThreadPoolExecutor(self._slots) as pool:
             start = time.perf_counter()
             try:
                 output_lens = list(pool.map(self._complete, prompts.token_ids, prompts.output_lens))
@@ -134,6 +140,12 @@ class _Server:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+    def __enter__(self) -> LlamaServer:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
 
     def _complete(self, prompt: list[int], output_len: int) -> int:
         body = {"prompt": prompt, "n_predict": output_len, "ignore_eos": True, "temperature": 0, "cache_prompt": True}
@@ -161,6 +173,11 @@ class _Server:
                 time.sleep(0.1)
         self.close()
         raise ContenderError(f"llama-server did not start; see {log}")
+
+
+def model_file(model: Path, format_name: str) -> Path:
+    """The model in one of the formats, made if need be."""
+    return model if format_name == AS_SHIPPED else _quantised(model, format_name)
 
 
 def _folder() -> Path:

@@ -59,13 +59,13 @@ def write_summary(results: Results) -> Path:
     return path
 
 
-def with_table(page: str, table: str) -> str:
+def with_table(page: str, table: str, begin: str = BEGIN, end: str = END) -> str:
     """The page with the table between its marks."""
-    before, _, rest = page.partition(BEGIN)
-    _, found, after = rest.partition(END)
+    before, _, rest = page.partition(begin)
+    _, found, after = rest.partition(end)
     if not found:
-        raise SystemExit(f"the page has no {BEGIN} ... {END}")
-    return f"{before}{BEGIN}\n{table}\n{END}{after}"
+        raise SystemExit(f"the page has no {begin} ... {end}")
+    return f"{before}{begin}\n{table}\n{end}{after}"
 
 
 def _caption(machine: dict[str, Any]) -> str:

@@ -5,15 +5,21 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
+from typing import TYPE_CHECKING
 
 from fathom.entrypoints.cli.engine_flags import add_engine_flags, config_from_flags
+from fathom.entrypoints.cli.openai_client import add_remote_flags, remote_from_flags
 from fathom.entrypoints.cli.stream import Conversation, add_sampling_flags, quiet_unless, sampling_from_flags
 from fathom.errors import ClientError, RequestFailedError
+
+if TYPE_CHECKING:
+    from fathom.entrypoints.cli.remote_chat import RemoteConversation
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--system", help="the system message")
     parser.add_argument("--verbose", action="store_true", help="log what the engine does")
+    add_remote_flags(parser)
     add_sampling_flags(parser)
     add_engine_flags(parser)
 
@@ -21,11 +27,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Read questions and print answers until the input ends. Ctrl-C ends an answer, a second one the conversation."""
     quiet_unless(options.verbose)
-    config = config_from_flags(options)
     params = sampling_from_flags(options)
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 - line editing for input()
-    with Conversation(config, options.system) as conversation:
+    with _open(options) as conversation:
         print("Ask away; Ctrl-D ends.", file=sys.stderr)
         ask = "> " if sys.stdin.isatty() else ""  # what is piped in needs no asking for
         while True:
@@ -42,3 +47,12 @@ def run(options: argparse.Namespace) -> int:
                 print("[stopped]", file=sys.stderr)
             except (ClientError, RequestFailedError) as error:
                 print(f"fathom: {error}", file=sys.stderr)
+
+
+def _open(options: argparse.Namespace) -> Conversation | RemoteConversation:
+    """With the server of --base-url, or with an engine made for it."""
+    if options.base_url is None:
+        return Conversation(config_from_flags(options), options.system)
+    from fathom.entrypoints.cli.remote_chat import RemoteConversation
+
+    return RemoteConversation(remote_from_flags(options), options.system)

@@ -2,6 +2,7 @@
 
 workload.py   requests made up from a seed
 measure.py    an engine runs them, so many at a time; the times of each request
+load.py       requests over HTTP, when they are due; latencies.py what their answers amount to
 roofline.py   the least time that this machine would need for them
 report.py     what comes out: a table, or JSON with everything that is needed to run it again
 """
@@ -18,6 +19,7 @@ BENCHMARKS = {
     "throughput": "many requests: tokens a second, by how many run at once",
     "startup": "from a fresh process to the first token, in phases",
     "prefix": "requests with a common beginning, with and without the prefix cache",
+    "serve": "requests to a server of OpenAI's API, by rate or by how many are under way",
     "logprobs": "what asking for logprobs costs",
 }
 

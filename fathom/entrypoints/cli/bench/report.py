@@ -27,7 +27,7 @@ WIDTH = 110
 class Report:
     """workload, engine: what was run. rows: the figures, one dictionary a line, all with the same keys.
 
-    notes: lines below the table. roofline: the limits that percentages refer to.
+    notes: lines below the table. roofline: the limits that percentages refer to. details: a second table, if any.
     """
 
     benchmark: str
@@ -36,6 +36,7 @@ class Report:
     rows: Sequence[Row]
     notes: Sequence[str] = field(default_factory=list)
     roofline: Roofline | None = None
+    details: Sequence[Row] = ()
 
     def as_json(self) -> str:
         return json.dumps(asdict(self) | {"versions": versions()}, indent=2)
@@ -44,7 +45,8 @@ class Report:
         """The table, with the workload above and the notes below."""
         head = [*_facts("workload", self.workload), *_facts("engine", self.engine)]
         notes = [*self.notes, *(self.roofline.lines() if self.roofline else [])]
-        return "\n".join([*head, "", *table_lines(self.rows), *([""] if notes else []), *notes])
+        details = ["", *table_lines(self.details)] if self.details else []
+        return "\n".join([*head, "", *table_lines(self.rows), *details, *([""] if notes else []), *notes])
 
 
 def add_common_flags(parser: argparse.ArgumentParser) -> None:

@@ -124,6 +124,13 @@ def ratio(text: str) -> float:
     return float(text)
 
 
+def positive(text: str) -> float:
+    """A type for argparse: a number above 0, or inf."""
+    if not float(text) > 0:
+        raise argparse.ArgumentTypeError(f"must be above 0, got {text}")
+    return float(text)
+
+
 def _length(random: Random, length: int, range_ratio: float) -> int:
     least, most = max(1, round(length * (1 - range_ratio))), round(length * (1 + range_ratio))
     return least + int(random.random() * (most - least + 1))
