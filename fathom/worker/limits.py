@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fathom.kernels import native
+from fathom.layers.linear import Linear
+from fathom.quant.packed import PackedWeight
 
 if TYPE_CHECKING:
     from fathom.kv_cache_spec import LayerKVSpec
@@ -28,7 +30,7 @@ ROUNDS = 3
 
 def describe(model: CausalLM, kv_specs: list[LayerKVSpec]) -> dict[str, Any]:
     """kernels: the native kernels' instruction set level, or "torch". weight_bytes: weights that one token reads.
-    kv_bytes_per_position: keys and values of one token, all layers together.
+    kv_bytes_per_position: keys and values of one token, all layers together. quantised: whether matrices are integers.
 
     Of rope tables, and of an embedding that is not the head's matrix too, a token reads a row.
     """
@@ -37,6 +39,12 @@ def describe(model: CausalLM, kv_specs: list[LayerKVSpec]) -> dict[str, Any]:
     return {
         "kernels": "torch" if native.cpu is None else native.cpu.level(),
         "weight_bytes": model.weight_bytes() - unread,
+        "quantised": any(
+            isinstance(part.matrix, PackedWeight)
+            for layer in model.modules()
+            if isinstance(layer, Linear)
+            for part in getattr(layer, "parts", ())
+        ),
         "kv_bytes_per_position": sum(spec.bytes_per_token for spec in kv_specs),
     }
 

@@ -63,11 +63,11 @@ class Roofline:
 def measure_roofline(engine: LLMEngine) -> Roofline:
     """Measures the machine now, in the engine's worker; best when the benchmark is over, so that it disturbs nothing.
 
-    Packed weights are multiplied in int8 where torch has a product for it to compare with, dense ones in float32.
+    Quantised weights are multiplied in int8 where torch has a product for it to compare with, others in float32.
     """
     (described,) = engine.collective_rpc("describe")
     (limits,) = engine.collective_rpc("measure_limits")
-    in_int8 = engine.config.model.weights == "packed" and limits["int8_peak"] > 0
+    in_int8 = described["quantised"] and engine.config.model.activations == "int8" and limits["int8_peak"] > 0
     model = engine.model_config
     return Roofline(
         bandwidth=limits["read_bandwidth"],
