@@ -48,12 +48,7 @@ def rate(task: Task, prompts: Prompts, seconds: float) -> float:
 
 
 class ScriptSession:
-    """An engine behind a script of `inside/`, which answers batches of prompts and says how long they took.
-
-    Args:
-        caches_prefixes: decoding is timed with the prompts in the prefix cache. Without one, the time to the first
-            token is taken off, and the rate is scaled to the tokens after it.
-    """
+    """An engine behind a script of `inside/`, which answers batches of prompts and says how long they took."""
 
     def __init__(
         self,
@@ -62,10 +57,8 @@ class ScriptSession:
         arguments: list[str],
         log: Path,
         *,
-        caches_prefixes: bool = True,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        self._caches_prefixes = caches_prefixes
         self._log = log
         with log.open("ab") as errors:
             self._process = subprocess.Popen(
@@ -86,11 +79,13 @@ class ScriptSession:
         prompts = work.prompts(round_number)
         if not isinstance(work.task, Decode):
             return self._generate(prompts)
-        first = self._generate(Prompts(prompts.token_ids, [1] * len(prompts.token_ids)))
+        # Of a cached prompt too some tokens are computed again, how many depends on the cache: the time to the first
+        # token of the answers is taken off, and the rest is that of all tokens but one.
+        first_tokens = Prompts(prompts.token_ids, [1] * len(prompts.token_ids))
+        self._generate(first_tokens)  # puts the prompts into the cache, if there is one
+        first = self._generate(first_tokens)
         seconds = self._generate(prompts)
-        if self._caches_prefixes:
-            return seconds
-        return (seconds - first) * work.task.output / (work.task.output - 1)
+        return max(seconds - first, 1e-9) * work.task.output / (work.task.output - 1)
 
     def close(self) -> None:
         if self._process.stdin is not None:

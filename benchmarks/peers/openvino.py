@@ -30,4 +30,4 @@ class OpenVINO:
     def open(self, model: Path, format_name: str, threads: int, log: Path) -> Session:
         arguments = [str(model), str(threads), format_name]
         python = virtual_environment("openvino")
-        return ScriptSession(python, "run_openvino.py", arguments, log, caches_prefixes=format_name == "batching")
+        return ScriptSession(python, "run_openvino.py", arguments, log)
