@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +139,13 @@ def test_one_of_several_answers_may_fail(llm: LLM) -> None:
 # ---------------------------------------------------------------- a step that raises
 
 
+@pytest.fixture(scope="module")
+def eager(tiny: Callable[[str], Path]) -> Iterator[LLM]:
+    """An engine whose every step runs call by call, so that any call of it can be made to fail."""
+    with make_llm(tiny("llama-gqa"), enforce_eager=True) as made:
+        yield made
+
+
 @pytest.fixture
 def fuse(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """{"attention": n, "sampler": n}: how many more calls go well before one raises; -1: all."""
@@ -168,14 +175,14 @@ def fuse(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     ("part", "calls"), [("attention", 0), ("attention", 1), ("attention", 7), ("sampler", 0), ("sampler", 3)]
 )
 def test_a_step_that_raises_ends_its_requests_and_the_next_ones_are_right(
-    llm: LLM, oracle: Any, fuse: dict[str, int], part: str, calls: int
+    eager: LLM, oracle: Any, fuse: dict[str, int], part: str, calls: int
 ) -> None:
-    llm.reset_prefix_cache()
+    eager.reset_prefix_cache()
     fuse[part] = calls
-    for output in generate(llm, CLEAN):
+    for output in generate(eager, CLEAN):
         assert output.outputs[0].finish_reason == "error"
         assert output.outputs[0].error == f"the model step failed: RuntimeError: the {part} is broken"
-    for output in generate(llm, CLEAN):
+    for output in generate(eager, CLEAN):
         assert output.num_cached_tokens == 0
         check_greedy(oracle, output.prompt_token_ids, output.outputs[0].token_ids)
 

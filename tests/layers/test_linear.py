@@ -19,13 +19,13 @@ def fill(layer: nn.Module) -> None:
         parameter.copy_(torch.randn(parameter.shape, generator=generator))
 
 
-def test_qkv_split_gives_each_projection() -> None:
+def test_a_qkv_row_holds_each_projection() -> None:
     layer = QKVLinear(8, num_heads=4, num_kv_heads=2, head_dim=3, build=context(Dense()), bias=True)
     fill(layer)
     x = torch.randn(5, 8)
-    for projected, rows, heads in zip(layer.split(x), layer.rows.values(), (4, 2, 2), strict=True):
-        expected = x @ layer.weight[rows].T + layer.bias[rows]
-        torch.testing.assert_close(projected, expected.view(5, heads, 3))
+    assert layer.rows == {"q": slice(0, 12), "k": slice(12, 18), "v": slice(18, 24)}
+    for rows in layer.rows.values():
+        torch.testing.assert_close(layer(x)[:, rows], x @ layer.weight[rows].T + layer.bias[rows])
 
 
 def test_merged_rows_tile_the_weight() -> None:
