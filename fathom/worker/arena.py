@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,6 +19,15 @@ _ALIGNMENT = 64
 
 _probe = [np.empty(0)]
 _REFERENCES_OF_UNUSED = sys.getrefcount(_probe[0])
+
+
+class Place(NamedTuple):
+    """Where in an arena a tensor lies. Unlike the tensor, its place keeps nothing from being handed out again."""
+
+    row_bytes: int
+    buffer: int
+    shape: torch.Size
+    dtype: torch.dtype
 
 
 class Arena:
@@ -33,16 +43,36 @@ class Arena:
 
     def empty_like(self, tensor: torch.Tensor) -> torch.Tensor:
         """A contiguous tensor of the same shape and dtype on a buffer that no other living tensor uses."""
-        rows = max(tensor.shape[0], 1) if tensor.dim() else 1
-        buffer = self._unused_buffer(tensor.nbytes // rows)
-        start = -buffer.ctypes.data % _ALIGNMENT
-        return torch.from_numpy(buffer[start : start + tensor.nbytes]).view(tensor.dtype).view(tensor.shape)
+        row_bytes = _row_bytes(tensor)
+        return self.tensor_at(Place(row_bytes, self._unused_buffer(row_bytes), tensor.shape, tensor.dtype))
 
-    def _unused_buffer(self, row_bytes: int) -> np.ndarray:
+    def tensor_at(self, place: Place) -> torch.Tensor:
+        """The tensor of a place, with what was written there last."""
+        buffer = self._buffers[place.row_bytes][place.buffer]
+        start, nbytes = -buffer.ctypes.data % _ALIGNMENT, place.shape.numel() * place.dtype.itemsize
+        return torch.from_numpy(buffer[start : start + nbytes]).view(place.dtype).view(place.shape)
+
+    def place_of(self, tensor: torch.Tensor) -> Place:
+        """Where a tensor that `empty_like` has made lies."""
+        row_bytes = _row_bytes(tensor)
+        (index,) = (
+            index
+            for index, buffer in enumerate(self._buffers[row_bytes])
+            if buffer.ctypes.data <= tensor.data_ptr() < buffer.ctypes.data + buffer.nbytes
+        )
+        return Place(row_bytes, index, tensor.shape, tensor.dtype)
+
+    def _unused_buffer(self, row_bytes: int) -> int:
+        """Its index among those of that size."""
         buffers = self._buffers[row_bytes]
         for index in range(len(buffers)):
             # The storage of a tensor, and so every view of it, holds a reference to its buffer.
             if sys.getrefcount(buffers[index]) == _REFERENCES_OF_UNUSED:
-                return buffers[index]
+                return index
         buffers.append(np.empty(row_bytes * self._max_rows + _ALIGNMENT, np.uint8))
-        return buffers[-1]
+        return len(buffers) - 1
+
+
+def _row_bytes(tensor: torch.Tensor) -> int:
+    rows = max(tensor.shape[0], 1) if tensor.dim() else 1
+    return tensor.nbytes // rows

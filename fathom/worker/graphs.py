@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fathom.kernels import native
 from fathom.models.decoder import CausalLM
-from fathom.worker.arena import Arena
+from fathom.worker.arena import Arena, Place
 from fathom.worker.forward_batch import StepInputs
 
 logger = logging.getLogger(__name__)
@@ -35,11 +35,11 @@ MAX_GRAPH_ROWS = 64
 
 @dataclass(frozen=True, slots=True)
 class _RecordedStep:
-    """A graph, and the tensors that it leaves its results in."""
+    """A graph, and where it leaves its results."""
 
     graph: Any
-    hidden: torch.Tensor
-    logits: torch.Tensor
+    hidden: Place
+    logits: Place
 
 
 class StepGraphs:
@@ -70,14 +70,14 @@ class StepGraphs:
         """Run a step that `covers` admits.
 
         Returns:
-            hidden [rows, hidden_size] and logits [rows, vocab_size]; the next call of the same size overwrites them.
+            hidden [rows, hidden_size] and logits [rows, vocab_size]; the next call overwrites them.
         """
         rows = len(inputs.input_ids)
         recorded = self._recorded.get(rows)
         if recorded is None:
             return self._record(inputs, rows)
         recorded.graph.replay()
-        return recorded.hidden, recorded.logits
+        return self._arena.tensor_at(recorded.hidden), self._arena.tensor_at(recorded.logits)
 
     def _record(self, inputs: StepInputs, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Run the step and keep its graph."""
@@ -90,7 +90,7 @@ class StepGraphs:
         finally:
             graph = native.cpu.stop_recording()
         if watch.foreign is None:
-            self._recorded[rows] = _RecordedStep(graph, hidden, logits)
+            self._recorded[rows] = _RecordedStep(graph, self._arena.place_of(hidden), self._arena.place_of(logits))
             logger.debug("recorded a decode step of %d rows: %d kernel calls", rows, len(graph))
         else:
             self._usable = False

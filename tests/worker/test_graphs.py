@@ -73,3 +73,13 @@ def test_a_buffer_is_taken_again_only_when_no_view_of_it_lives() -> None:
     assert fewer_rows.data_ptr() == address
     assert fewer_rows.shape == (1, 6)
     assert address % 64 == 0
+
+
+def test_a_place_keeps_no_buffer_from_being_taken_again() -> None:
+    arena = Arena(max_rows=4)
+    logits = arena.empty_like(torch.empty(3, 6))
+    logits.copy_(torch.arange(18.0).view(3, 6))
+    place, address = arena.place_of(logits), logits.data_ptr()
+    del logits
+    assert torch.equal(arena.tensor_at(place), torch.arange(18.0).view(3, 6))
+    assert arena.empty_like(torch.empty(2, 6)).data_ptr() == address
