@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import torch
 
-from fathom.kernels.activation import cpu, ref
-from fathom.kernels.native import serves
+from fathom.kernels.choice import implementation
 
 
 def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """silu(gate) * up."""
-    return (cpu if serves(gate_up) else ref).silu_and_mul(gate_up)
+    return implementation(__name__, gate_up).silu_and_mul(gate_up)
 
 
 def gelu_tanh_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """gelu(gate) * up, by the tanh approximation that Gemma is trained with."""
-    return (cpu if serves(gate_up) else ref).gelu_tanh_and_mul(gate_up)
+    return implementation(__name__, gate_up).gelu_tanh_and_mul(gate_up)

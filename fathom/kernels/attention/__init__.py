@@ -21,9 +21,8 @@ from __future__ import annotations
 
 import torch
 
-from fathom.kernels.attention import cpu, ref
+from fathom.kernels.choice import implementation
 from fathom.kernels.kv_cache import KVCache
-from fathom.kernels.native import serves
 
 
 def paged_attention(
@@ -37,5 +36,6 @@ def paged_attention(
     softcap: float | None = None,
 ) -> torch.Tensor:
     """The queries' attention to the cached keys and values of their own requests."""
-    kernel = cpu if serves(query) else ref
-    return kernel.paged_attention(query, cache, block_table, query_start_loc, seq_lens, scale, window, softcap)
+    return implementation(__name__, query).paged_attention(
+        query, cache, block_table, query_start_loc, seq_lens, scale, window, softcap
+    )

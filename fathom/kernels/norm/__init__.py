@@ -14,17 +14,16 @@ from __future__ import annotations
 
 import torch
 
-from fathom.kernels.native import serves
-from fathom.kernels.norm import cpu, ref
+from fathom.kernels.choice import implementation
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """x / sqrt(mean(x^2) + eps) * weight."""
-    return (cpu if serves(x) else ref).rms_norm(x, weight, eps)
+    return implementation(__name__, x).rms_norm(x, weight, eps)
 
 
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(rms_norm(x + residual), x + residual)."""
-    return (cpu if serves(x) else ref).add_rms_norm(x, residual, weight, eps)
+    return implementation(__name__, x).add_rms_norm(x, residual, weight, eps)

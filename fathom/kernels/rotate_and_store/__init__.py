@@ -22,9 +22,8 @@ from __future__ import annotations
 
 import torch
 
+from fathom.kernels.choice import implementation
 from fathom.kernels.kv_cache import KVCache
-from fathom.kernels.native import serves
-from fathom.kernels.rotate_and_store import cpu, ref
 
 
 def rotate_and_store(
@@ -39,5 +38,6 @@ def rotate_and_store(
     eps: float = 0.0,
 ) -> torch.Tensor:
     """The rotated queries; keys and values are stored."""
-    kernel = cpu if serves(qkv) else ref
-    return kernel.rotate_and_store(qkv, positions, cos, sin, slot_mapping, cache, query_norm, key_norm, eps)
+    return implementation(__name__, qkv).rotate_and_store(
+        qkv, positions, cos, sin, slot_mapping, cache, query_norm, key_norm, eps
+    )
