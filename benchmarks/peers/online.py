@@ -1,14 +1,17 @@
-"""Servers side by side: `fathom serve` and llama-server under the same load, from the client of `fathom bench serve`.
+"""Servers side by side: `fathom serve` and others' under the same load, from the client of `fathom bench serve`.
 
     python -m benchmarks.peers.online                     # about a quarter of an hour; llama.cpp is built if need be
+    python -m benchmarks.peers.online --rivals llama.cpp vLLM
     python -m benchmarks.peers.online --only serve-8 overhead --pairs 3
     python -m benchmarks.peers.online --docs              # puts the table into docs/
 
-serve-1, serve-8, serve-32   so many requests under way; both servers loaded, in turns, the order turning each round
+serve-1, serve-8, serve-32   so many requests under way; Fathom's and a rival's server in turns, turning each round
 overhead                     Fathom's server against its engine offline, with the same requests
 
-The qualifying round of each work chooses llama.cpp's format and warms up; it counts for nothing else. The client runs
-on the same cores as the server that it measures. Results are kept as they come; the same command goes on with them.
+Fathom's server meets one rival after the other, each in rounds of its own; only one of the two works at a time, and the
+rivals' never run at once. The qualifying round of each work chooses a rival's format and warms up; it counts for
+nothing else. The client runs on the same cores as the server that it measures. Results are kept as they come; the same
+command goes on with them.
 """
 
 from __future__ import annotations
@@ -17,18 +20,25 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 
 import uvloop
 
-from benchmarks.peers.environments import ContenderError
+from benchmarks.peers.contender import Served, formats_to_try
+from benchmarks.peers.environments import ContenderError, cache_dir
+from benchmarks.peers.estimate import Estimate, estimate, known_costs
 from benchmarks.peers.fathom import Fathom
-from benchmarks.peers.llama_cpp import LlamaCpp, LlamaServer, model_file
+from benchmarks.peers.llama_cpp import LlamaCpp
 from benchmarks.peers.online_results import OFFLINE, OVERHEAD, OnlineRecord, OnlineResults, markdown
 from benchmarks.peers.ratios import OURS
 from benchmarks.peers.report import with_table
-from benchmarks.peers.results import QUALIFYING, REPOSITORY, default_run
+from benchmarks.peers.results import REPOSITORY, default_run
+from benchmarks.peers.rounds import QUALIFYING, Who, rounds_left
+from benchmarks.peers.servers import RivalServer
+from benchmarks.peers.vllm import VLLM
 from benchmarks.peers.works import SMOLLM2, Requests, Work
 from fathom.entrypoints.cli.bench.latencies import values_of
 from fathom.entrypoints.cli.bench.load import COMPLETIONS, Answer, Client, Pace
@@ -42,6 +52,7 @@ from fathom.weights.download import pull
 BEGIN = "<!-- online: begin (made by python -m benchmarks.peers.online --docs) -->"
 END = "<!-- online: end -->"
 OUR_FORMAT = "default"
+RIVALS: dict[str, type[Served]] = {kind.name: kind for kind in (LlamaCpp, VLLM)}
 Measure = Callable[[int], tuple[float, list[Answer]]]
 """Seconds and answers of a round, by its number."""
 
@@ -61,35 +72,59 @@ WORKS = [*LOADS.values(), ALL_AT_ONCE]
 
 
 class OnlineRace:
-    """Fathom's server, at `url` with the GGUF file `model`, against others; what was measured is not done again."""
+    """Fathom's server, at `url` with the GGUF file `model`, against others; what was measured is not done again.
 
-    def __init__(self, results: OnlineResults, url: str, model: Path, threads: int, pairs: int, logs: Path) -> None:
+    Of the rivals' servers one runs at a time; it stays until another is needed. formats, deadline: as in Race.
+    """
+
+    def __init__(
+        self,
+        results: OnlineResults,
+        url: str,
+        model: Path,
+        threads: int,
+        pairs: int,
+        logs: Path,
+        formats: Sequence[str] = (),
+        deadline: float = float("inf"),
+    ) -> None:
         self._results = results
         self._url, self._model = url, model
         self._threads, self._pairs, self._logs = threads, pairs, logs
+        self._formats = formats
+        self._deadline = deadline
+        self._server: RivalServer | None = None
+        self._serving: object = None
 
-    def servers(self, work: Work, concurrency: int) -> None:
-        """Fathom's and llama.cpp's in its best format."""
+    def servers(self, rival: Served, work: Work, concurrency: int) -> None:
+        """Fathom's and a rival's in its best format."""
         ours = ask(self._url, str(self._model), work, concurrency)
         self._measure(work, OURS, OUR_FORMAT, QUALIFYING, ours)
-        rival = LlamaCpp()
-        for format_name in rival.formats(work):
-            if not self._results.has(work.name, rival.name, format_name, QUALIFYING):
-                with self._llama_server(work, concurrency, format_name) as server:
-                    theirs = ask(server.url, work.model, work, concurrency)
-                    self._measure(work, rival.name, format_name, QUALIFYING, theirs)
+        for format_name in formats_to_try(rival, work, self._formats, self._chosen_before(rival)):
+            theirs = self._asked(rival, format_name, work, concurrency)
+            self._measure(work, rival.name, format_name, QUALIFYING, theirs)
         best = self._results.best_format(work.name, rival.name)
         assert best is not None, "every format has been measured"
-        with self._llama_server(work, concurrency, best) as server:
-            theirs = ask(server.url, work.model, work, concurrency)
-            theirs(QUALIFYING)  # this process is not warm yet
-            self._rounds(work, {(OURS, OUR_FORMAT): ours, (rival.name, best): theirs})
+        theirs = self._asked(rival, best, work, concurrency)
+        self._rounds(work, {(OURS, OUR_FORMAT): ours, (rival.name, best): theirs})
+
+    def close(self) -> None:
+        """End the rival's server."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    def __enter__(self) -> OnlineRace:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
 
     def overhead(self, work: Work) -> None:
         """Fathom's server and the engine behind LLM, all requests at once."""
         offline = Fathom().open(self._model, OUR_FORMAT, self._threads, self._logs / "fathom.log")
         try:
-            turns: dict[tuple[str, str], Measure] = {
+            turns: dict[Who, Measure] = {
                 (OURS, OUR_FORMAT): ask(self._url, str(self._model), work, None),
                 (OFFLINE, OUR_FORMAT): lambda number: (offline.measure(work, number), []),
             }
@@ -99,8 +134,10 @@ class OnlineRace:
         finally:
             offline.close()
 
-    def _rounds(self, work: Work, turns: Mapping[tuple[str, str], Measure]) -> None:
-        for number in range(self._pairs):
+    def _rounds(self, work: Work, turns: Mapping[Who, Measure]) -> None:
+        for number in rounds_left(self._results.done(work.name), set(turns), self._pairs):
+            if time.monotonic() > self._deadline:
+                return
             for name, format_name in list(turns)[:: 1 if number % 2 == 0 else -1]:
                 self._measure(work, name, format_name, number, turns[name, format_name])
 
@@ -110,14 +147,33 @@ class OnlineRace:
         seconds, answers = measure(number)
         rate = sum(work.prompts(number).output_lens) / seconds
         ttft, tpot = values_of("ttft", answers), values_of("tpot", answers)
-        self._results.add(OnlineRecord(work.name, name, format_name, number, rate, ttft, tpot))
+        at = datetime.now().isoformat(timespec="seconds")
+        self._results.add(OnlineRecord(work.name, name, format_name, number, rate, ttft, tpot, at))
         label = "qualifying" if number == QUALIFYING else f"round {number}"
         print(f"  {work.name:10} {label:10} {name:10} {format_name:10} {rate:9.1f} tok/s", flush=True)
 
-    def _llama_server(self, work: Work, slots: int, format_name: str) -> LlamaServer:
-        assert isinstance(work.task, Requests)
-        file, log = model_file(self._model, format_name), self._logs / "llama-server.log"
-        return LlamaServer(file, slots, work.task.most_tokens, self._threads, log)
+    def _asked(self, rival: Served, format_name: str, work: Work, concurrency: int) -> Measure:
+        """What measures the rival's server, which is started and warmed up when it is first needed."""
+
+        def measure(number: int) -> tuple[float, list[Answer]]:
+            wanted = (rival.name, format_name, work.name if rival.server_per_load else None)
+            if self._server is None or self._serving != wanted:
+                self.close()
+                log = self._logs / f"{rival.name}-server.log"
+                start = time.perf_counter()
+                self._server = rival.serve(self._model, format_name, work, concurrency, self._threads, log)
+                print(f"  {rival.name} {format_name} is ready after {time.perf_counter() - start:.1f} s", flush=True)
+                self._serving = wanted
+                if number != QUALIFYING:
+                    ask(self._server.url, work.model, work, concurrency)(QUALIFYING)
+            return ask(self._server.url, work.model, work, concurrency)(number)
+
+        return measure
+
+    def _chosen_before(self, rival: Served) -> str | None:
+        """The rival's best format at the first load that it has qualified in."""
+        found = (self._results.best_format(work.name, rival.name) for work in LOADS.values())
+        return next((name for name in found if name is not None), None)
 
 
 def ask(url: str, model: str, work: Work, concurrency: int | None) -> Measure:
@@ -149,9 +205,14 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--only", nargs="+", choices=names, default=names, metavar="WORK", help=f"of {', '.join(names)}"
     )
+    parser.add_argument(
+        "--rivals", nargs="+", choices=list(RIVALS), default=[LlamaCpp.name], help="%(choices)s (%(default)s)"
+    )
+    parser.add_argument("--formats", nargs="+", default=[], help="the rivals' formats, if not all are to be tried")
     parser.add_argument("--pairs", type=int, default=5, help="rounds of each work (%(default)s)")
     parser.add_argument("--threads", type=int, default=detect_hardware().cores, help="of everyone (%(default)s)")
     parser.add_argument("--run", type=Path, default=default_run(), help="folder of the results (%(default)s)")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no round later than that")
     parser.add_argument("--docs", action="store_true", help="write the table to docs/performance.md")
     return parser.parse_args()
 
@@ -162,18 +223,31 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the servers are ended too
     results, model = OnlineResults(options.run), pull(CATALOGUE[SMOLLM2])
     engine = {"model": str(model), "num_threads": options.threads, "show_progress": False}
+    rivals = [RIVALS[name]() for name in options.rivals]
+    deadline = time.monotonic() + 60 * options.minutes
+    loads = [work for work in LOADS.values() if work.name in options.only]
+    costs = known_costs(cache_dir() / "runs")
+    left = (estimate(loads, Fathom(), [rival], results, options.pairs, costs) for rival in rivals)
+    print(sum(left, Estimate(0)), flush=True)
     try:
-        LlamaCpp().install()
-        with own_server(engine) as url:
-            race = OnlineRace(results, url, model, options.threads, options.pairs, options.run)
-            for concurrency, work in LOADS.items():
-                if work.name in options.only:
-                    race.servers(work, concurrency)
+        for rival in rivals:
+            rival.install()
+        with (
+            own_server(engine) as url,
+            OnlineRace(
+                results, url, model, options.threads, options.pairs, options.run, options.formats, deadline
+            ) as race,
+        ):
+            for rival in rivals:
+                for concurrency, work in LOADS.items():
+                    if work.name in options.only:
+                        race.servers(rival, work, concurrency)
+            race.close()  # what comes now is about Fathom alone
             if OVERHEAD in options.only:
                 race.overhead(ALL_AT_ONCE)
     except ContenderError as error:
         sys.exit(str(error))
-    found = markdown(results, {work.name: work.title for work in LOADS.values()}, LlamaCpp.name)
+    found = markdown(results, {work.name: work.title for work in LOADS.values()}, list(RIVALS))
     print("", found, sep="\n")
     if options.docs:
         page = REPOSITORY / "docs" / "performance.md"

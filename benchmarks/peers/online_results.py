@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from benchmarks.peers.ratios import OURS
-from benchmarks.peers.results import QUALIFYING
+from benchmarks.peers.rounds import QUALIFYING, Who
 from fathom.entrypoints.cli.bench.latencies import percentile
 
 OVERHEAD, OFFLINE = "overhead", "offline"
@@ -18,7 +18,10 @@ OVERHEAD, OFFLINE = "overhead", "offline"
 
 @dataclass(frozen=True)
 class OnlineRecord:
-    """One round of one server. rate: generated tokens/s. ttft, tpot: milliseconds of each request."""
+    """One round of one server.
+
+    rate: generated tokens/s. ttft, tpot: milliseconds of each request. at: when it ended.
+    """
 
     work: str
     contender: str
@@ -27,6 +30,7 @@ class OnlineRecord:
     rate: float
     ttft: list[float] = field(default_factory=list)
     tpot: list[float] = field(default_factory=list)
+    at: str = ""
 
 
 class OnlineResults:
@@ -42,6 +46,10 @@ class OnlineResults:
         self._records.append(record)
         with self._file.open("a") as file:
             file.write(json.dumps(asdict(record)) + "\n")
+
+    def done(self, work: str) -> list[tuple[Who, int]]:
+        """Who has run which rounds of a work."""
+        return [((record.contender, record.format), record.round) for record in self._records if record.work == work]
 
     def has(self, work: str, contender: str, format_name: str, number: int) -> bool:
         """Whether that round was measured."""
@@ -68,11 +76,11 @@ class OnlineResults:
         return [record for record in self._records if (record.work, record.contender) == (work, contender)]
 
 
-def markdown(results: OnlineResults, titles: Mapping[str, str], rival: str) -> str:
+def markdown(results: OnlineResults, titles: Mapping[str, str], rivals: Sequence[str]) -> str:
     """Throughput and latencies side by side, and the server against the engine offline. titles: of each work."""
     lines = ["| load | server | tokens/s | TTFT p50 / p99, ms | TPOT p50 / p99, ms | Fathom / it |", f"|{'---|' * 6}"]
     for work, title in titles.items():
-        for contender in (OURS, rival):
+        for contender in (OURS, *rivals):
             records = results.counted(work, contender)
             if records:
                 label = contender if contender == OURS else f"{contender} [{records[0].format}]"

@@ -17,18 +17,25 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.peers.contender import Contender, Session, rate
+from benchmarks.peers.contender import Contender, Session, formats_to_try, rate
 from benchmarks.peers.environments import ContenderError
 from benchmarks.peers.ratios import OURS, best_format
-from benchmarks.peers.results import QUALIFYING, Record, Results
-from benchmarks.peers.works import Work
+from benchmarks.peers.results import Record, Results
+from benchmarks.peers.rounds import QUALIFYING, rounds_left
+from benchmarks.peers.works import WORKS, Work
 
 BUSY_PERCENT = 10
 Entry = tuple[Contender, str]
 
 
 class Race:
-    """Contenders with the sessions that they have open. `model_file` finds the GGUF file of a model's name."""
+    """Contenders with the sessions that they have open.
+
+    Args:
+        model_file: finds the GGUF file of a model's name.
+        formats: contenders that have one of these do not try others.
+        deadline: of time.monotonic(); no round begins later.
+    """
 
     def __init__(
         self,
@@ -36,26 +43,32 @@ class Race:
         results: Results,
         threads: int,
         model_file: Callable[[str], Path],
+        formats: Sequence[str] = (),
+        deadline: float = float("inf"),
     ) -> None:
         self._contenders = contenders
         self._results = results
         self._threads = threads
         self._model_file = model_file
+        self._formats = formats
+        self._deadline = deadline
         self._sessions: dict[tuple[str, str], Session] = {}
         self._model = ""
 
     def run(self, work: Work, pairs: int) -> None:
-        """All rounds of a work that are not in the results yet."""
+        """The rounds of a work that are not in the results yet, as far as the deadline allows."""
+        if self._is_late():
+            return
         if work.model != self._model:
             self.close()
             self._model = work.model
         rivals = [c for c in self._contenders if c.name == OURS or work.rivals is None or c.name in work.rivals]
         entries = self._qualify(work, rivals)
-        for number in range(min(pairs, work.most_pairs or pairs)):
-            done = {(record.contender, record.format) for record in self._results.of(work.name, round=number)}
-            if done < {(contender.name, name) for contender, name in entries}:
-                order = entries if number % 2 == 0 else entries[::-1]
-                self._run_round(work, work, number, order)
+        field = {(contender.name, name) for contender, name in entries}
+        for number in rounds_left(self._results.done(work.name), field, min(pairs, work.most_pairs or pairs)):
+            if self._is_late():
+                return
+            self._run_round(work, work, number, entries if number % 2 == 0 else entries[::-1])
 
     def close(self) -> None:
         """End all engines."""
@@ -69,6 +82,9 @@ class Race:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
+    def _is_late(self) -> bool:
+        return time.monotonic() > self._deadline
+
     def _qualify(self, work: Work, contenders: Sequence[Contender]) -> list[Entry]:
         """Every contender that can do the work, in its best format."""
         decided_in = work.qualifies_in or work.name
@@ -76,13 +92,18 @@ class Race:
         for contender in contenders:
             best = best_format(self._results.of(decided_in), contender.name)
             if best is None:
-                formats = [(contender, name) for name in contender.formats(work)]
-                self._run_round(work, work.for_qualifying(), QUALIFYING, formats)
+                names = formats_to_try(contender, work, self._formats, self._chosen_before(contender, work))
+                self._run_round(work, work.for_qualifying(), QUALIFYING, [(contender, name) for name in names])
                 best = best_format(self._results.of(work.name), contender.name)
             self._close_all_but(contender, best)
             if best is not None:
                 entries.append((contender, best))
         return entries
+
+    def _chosen_before(self, contender: Contender, work: Work) -> str | None:
+        """A contender's best format in the first work with the same model that it has qualified in."""
+        found = (best_format(self._results.of(w.name), contender.name) for w in WORKS if w.model == work.model)
+        return next((name for name in found if name is not None), None)
 
     def _run_round(self, work: Work, run_as: Work, number: int, entries: Sequence[Entry]) -> None:
         busy = psutil.cpu_percent(interval=1)

@@ -7,7 +7,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmarks.peers.results import QUALIFYING, Record
+from benchmarks.peers.results import Record
+from benchmarks.peers.rounds import QUALIFYING
 
 OURS = "Fathom"
 

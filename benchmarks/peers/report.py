@@ -7,11 +7,20 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from benchmarks.peers.levels import AVX2, NATIVE
 from benchmarks.peers.ratios import OURS, Spread, Standing, standings
 from benchmarks.peers.results import Results
 from benchmarks.peers.works import WORKS
 
 BEGIN, END = "<!-- peers: begin (made by python -m benchmarks.peers --docs) -->", "<!-- peers: end -->"
+MARKS = {
+    NATIVE: (BEGIN, END),
+    AVX2: (
+        "<!-- peers at AVX2: begin (made by python -m benchmarks.peers --level avx2 --docs) -->",
+        "<!-- peers at AVX2: end -->",
+    ),
+}
+"""Where each level's table stands in the docs."""
 
 
 def all_standings(results: Results) -> dict[str, list[Standing]]:
@@ -70,8 +79,10 @@ def with_table(page: str, table: str, begin: str = BEGIN, end: str = END) -> str
 
 def _caption(machine: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+    limited = "" if machine["level"] == NATIVE else f", everyone limited to {machine['level'].upper()}"
+    where = f"{machine['processor']}{limited}, {machine['threads']} threads"
     return (
-        f"{machine['date']}; {machine['processor']}, {machine['threads']} threads; {versions}. Tokens a second: the "
+        f"{machine['date']}; {where}; {versions}. Tokens a second: the "
         "median of all rounds, with the least and the most; in brackets the format, if there was a choice."
     )
 

@@ -17,11 +17,11 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.environments import cache_dir
+from benchmarks.peers.environments import ContenderError, cache_dir
+from benchmarks.peers.levels import NATIVE
+from benchmarks.peers.rounds import Who
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-QUALIFYING = -1
-"""The round that chooses each rival's format and warms everything up; it counts for nothing else."""
 
 
 @dataclass(frozen=True)
@@ -58,30 +58,43 @@ class Results:
         newest = {(r.contender, r.format, r.round): r for r in self.records if r.work == work}
         return [record for record in newest.values() if round is None or record.round == round]
 
+    def done(self, work: str) -> list[tuple[Who, int]]:
+        """Who has run which rounds of a work."""
+        return [((record.contender, record.format), record.round) for record in self.of(work)]
+
     def write_machine(self, facts: Mapping[str, Any]) -> None:
-        """Keeps the versions of contenders that took part before."""
+        """Keeps the versions of contenders that took part before.
+
+        Raises:
+            ContenderError: the run is one of another level, whose figures are not to be mixed with these.
+        """
         if (self.folder / "machine.json").exists():
-            facts = {**facts, "versions": self.machine()["versions"] | facts["versions"]}
+            before = self.machine()
+            if before["level"] != facts["level"]:
+                raise ContenderError(f"{self.folder} has figures of the level {before['level']}; give another --run")
+            facts = {**facts, "versions": before["versions"] | facts["versions"]}
         (self.folder / "machine.json").write_text(json.dumps(facts, indent=2) + "\n")
 
     def machine(self) -> dict[str, Any]:
-        return json.loads((self.folder / "machine.json").read_text())
+        return {"level": NATIVE} | json.loads((self.folder / "machine.json").read_text())
 
 
-def default_run() -> Path:
-    """A folder named after today, the commit, and what was changed since."""
+def default_run(level: str = NATIVE) -> Path:
+    """A folder named after today, the commit, what was changed since, and the level."""
     commit = _git("rev-parse", "--short", "HEAD") or "no-commit"
     changes = _git("diff", "HEAD", "--", "fathom", "csrc", "benchmarks/peers")
     changed = f"-{hashlib.sha256(changes.encode()).hexdigest()[:6]}" if changes else ""
-    return cache_dir() / "runs" / f"{date.today().isoformat()}-{commit}{changed}"
+    limited = "" if level == NATIVE else f"-{level}"
+    return cache_dir() / "runs" / f"{date.today().isoformat()}-{commit}{changed}{limited}"
 
 
-def machine_facts(threads: int, versions: Mapping[str, str]) -> dict[str, Any]:
-    """Date, processor, threads, and the version of everyone."""
+def machine_facts(level: str, threads: int, versions: Mapping[str, str]) -> dict[str, Any]:
+    """Date, processor, level, threads, and the version of everyone."""
     return {
         "date": date.today().isoformat(),
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)),
+        "level": level,
         "threads": threads,
         "commit": _git("rev-parse", "--short", "HEAD"),
         "versions": dict(versions),

@@ -1,6 +1,7 @@
 """The compiled kernels, if they are here: fathom._cpu, built from csrc/cpu.
 
 Without them (a source checkout that was not built) everything runs on the ref kernels, with one warning.
+FATHOM_CPU_LEVEL chooses the instruction set level; without it they run at the best that the processor has.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from typing import Any
 
 import torch
 
+from fathom import env
+from fathom.errors import ConfigError
 from fathom.kernels.kv_cache import KVCache
 
 logger = logging.getLogger(__name__)
@@ -21,6 +24,17 @@ def _load() -> Any:
     except ImportError as error:
         logger.warning("the native CPU kernels are not built (%s); plain torch does their work, slower", error)
         return None
+    level = env.cpu_level()
+    if level is not None:
+        if level not in _cpu.levels():
+            usable = ", ".join(_cpu.levels())
+            raise ConfigError(
+                f"The environment variable FATHOM_CPU_LEVEL must be a level of this processor, got {level!r}.",
+                parameter="FATHOM_CPU_LEVEL",
+                value=level,
+                hint=f"Here are: {usable}.",
+            )
+        _cpu.use_level(level)
     return _cpu
 
 

@@ -10,21 +10,32 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks.peers.contender import Contender, ScriptSession, rate
+from benchmarks.peers.contender import Contender, ScriptSession, formats_to_try, rate
 from benchmarks.peers.environments import INSIDE, ContenderError
+from benchmarks.peers.estimate import Estimate, estimate, known_costs
+from benchmarks.peers.fathom import Fathom
+from benchmarks.peers.levels import AVX2, LEVELS, NATIVE, environment
+from benchmarks.peers.llama_cpp import LEVEL_FLAGS
 from benchmarks.peers.plots import draw
 from benchmarks.peers.race import Race
 from benchmarks.peers.ratios import Spread, Standing, best_format, standings
-from benchmarks.peers.report import BEGIN, END, markdown, ratio_lines, with_table, write_summary
-from benchmarks.peers.results import QUALIFYING, Record, Results
+from benchmarks.peers.report import BEGIN, END, MARKS, markdown, ratio_lines, with_table, write_summary
+from benchmarks.peers.results import REPOSITORY, Record, Results, default_run
+from benchmarks.peers.rounds import QUALIFYING, rounds_left
 from benchmarks.peers.works import CONCURRENCY_PLOT, CONTEXT_PLOT, WORKS, Decode, Prefill, Prompts, Requests, Work
 
 DECODE = Work("decode-1", "decode", "smollm2-135m", Decode(1, 4, 10))
-MACHINE = {"date": "2026-01-02", "processor": "a processor", "threads": 2, "versions": {"Fathom": "1", "Rival": "2"}}
+MACHINE = {
+    "date": "2026-01-02",
+    "processor": "a processor",
+    "level": NATIVE,
+    "threads": 2,
+    "versions": {"Fathom": "1", "Rival": "2"},
+}
 
 
-def record(contender: str, format_name: str, number: int, tokens_a_second: float) -> Record:
-    return Record("decode-1", contender, format_name, number, tokens_a_second, 1.0, 0.0, "")
+def record(contender: str, format_name: str, number: int, tokens_a_second: float, at: str = "") -> Record:
+    return Record("decode-1", contender, format_name, number, tokens_a_second, 1.0, 0.0, at)
 
 
 # ---------------------------------------------------------------- works
@@ -109,6 +120,8 @@ def test_the_report(tmp_path: Path) -> None:
 def test_the_table_finds_its_place() -> None:
     page = f"above\n{BEGIN}\nold\n{END}\nbelow\n"
     assert with_table(page, "new") == f"above\n{BEGIN}\nnew\n{END}\nbelow\n"
+    docs = (REPOSITORY / "docs" / "performance.md").read_text()
+    assert all(with_table(docs, "new", *MARKS[level]) != docs for level in LEVELS)
     with pytest.raises(SystemExit, match="the page has no"):
         with_table("nothing", "new")
 
@@ -128,6 +141,8 @@ def test_plots(tmp_path: Path) -> None:
 
 class Scripted:
     """A contender whose seconds are given, by format."""
+
+    slow_to_start = False
 
     def __init__(self, name: str, seconds: dict[str, float], log: list[str]) -> None:
         self.name = name
@@ -233,6 +248,80 @@ def test_works_choose_their_rivals_and_rounds(hold_race: Callable[..., list[str]
     work = replace(DECODE, rivals=("Rival",), most_pairs=1)
     log = hold_race(5, work, Fathom={"x": 1.0}, Rival={"y": 2.0}, Other={"z": 2.0})
     assert [line for line in log if line[0].isdigit()] == ["0 Fathom x", "0 Rival y"]
+
+
+def test_a_rival_that_joins_later_has_rounds_of_its_own(hold_race: Callable[..., list[str]], tmp_path: Path) -> None:
+    hold_race(2, Fathom={"x": 1.0}, Rival={"y": 2.0})
+    log = hold_race(1, Fathom={"x": 1.0}, Late={"z": 4.0})
+    assert [line for line in log if line[0].isdigit()] == ["2 Fathom x", "2 Late z"]
+    assert [(standing.contender, standing.pairs) for standing in standings(Results(tmp_path).of("decode-1"))] == [
+        ("Fathom", 3),
+        ("Rival", 2),
+        ("Late", 1),
+    ]
+
+
+def test_rounds_left() -> None:
+    both, ours, other = {("F", "x"), ("R", "y")}, (("F", "x"), 0), (("L", "z"), 1)
+    assert rounds_left([], both, 2) == [0, 1]
+    assert rounds_left([ours], both, 2) == [0, 1]
+    assert rounds_left([ours, (("R", "y"), 0)], both, 2) == [1]
+    assert rounds_left([ours, (("R", "y"), 0)], both, 1) == []
+    assert rounds_left([ours, (("F", "x"), 1), other], both, 2) == [0, 2]
+    assert rounds_left([(("F", "x"), QUALIFYING)], both, 1) == [0]
+
+
+def test_formats_may_be_given_and_slow_ones_are_chosen_once(tmp_path: Path) -> None:
+    rival = Scripted("Rival", {"a": 1.0, "b": 1.0}, [])
+    assert formats_to_try(rival, DECODE, [], "b") == ["a", "b"]
+    assert formats_to_try(rival, DECODE, ["b", "c"], None) == ["b"]
+    assert formats_to_try(rival, DECODE, ["c"], None) == ["a", "b"]
+    rival.slow_to_start = True
+    assert formats_to_try(rival, DECODE, ["a"], "b") == ["b"]
+
+
+def test_no_round_begins_late(tmp_path: Path) -> None:
+    log: list[str] = []
+    with Race([Scripted("Fathom", {"x": 1.0}, log)], Results(tmp_path), 1, lambda name: tmp_path, deadline=0.0) as race:
+        race.run(DECODE, 5)
+    assert log == []
+
+
+def test_the_time_that_is_left(tmp_path: Path) -> None:
+    results = Results(tmp_path / "before")
+    for second, name, number in ((0, "Fathom", 0), (30, "Rival", 0), (40, "Fathom", 1), (900, "Rival", 1)):
+        at = f"2026-01-02T03:{second // 60:02}:{second % 60:02}"
+        results.add(record(name, "x", number, 1.0, at))
+    costs = known_costs(tmp_path)
+    assert costs == {("decode-1", "Rival"): 30.0, ("decode-1", "Fathom"): 10.0}
+    ours, rival, new = (Scripted(name, {"x": 1.0, "y": 1.0}, []) for name in ("Fathom", "Rival", "New"))
+    fresh = Results(tmp_path / "now")
+    assert estimate([DECODE], ours, [rival], fresh, 4, costs) == Estimate(6 * 10.0 + 6 * 30.0)
+    assert estimate([DECODE], ours, [rival], results, 2, costs) == Estimate(2 * 10.0 + 2 * 30.0)  # to qualify
+    left = estimate([DECODE], ours, [rival, new], results, 3, costs)
+    assert left == Estimate(5 * 10.0 + 3 * 30.0, frozenset({"New"}))
+    assert str(left) == "about 2.3 minutes are left, going by earlier runs, without New, not measured before"
+
+
+# ---------------------------------------------------------------- everyone limited to the same instructions
+
+
+def test_a_level_has_a_table_and_a_run_of_its_own(tmp_path: Path) -> None:
+    assert default_run(AVX2).name == f"{default_run().name}-avx2"
+    results = Results(tmp_path)
+    results.write_machine(MACHINE | {"level": AVX2})
+    assert markdown(results).startswith("2026-01-02; a processor, everyone limited to AVX2, 2 threads; Fathom 1")
+    with pytest.raises(ContenderError, match="has figures of the level avx2; give another --run"):
+        results.write_machine(MACHINE)
+
+
+def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FATHOM_CPU_LEVEL", raising=False)
+    assert "FATHOM_CPU_LEVEL" not in environment(NATIVE)
+    assert environment(AVX2).items() >= {("FATHOM_CPU_LEVEL", "avx2"), ("ONEDNN_MAX_CPU_ISA", "AVX2")}
+    assert set(LEVEL_FLAGS) == set(LEVELS)
+    assert {"-DGGML_NATIVE=OFF", "-DGGML_AVX2=ON", "-DGGML_AVX512_VNNI=OFF"} <= set(LEVEL_FLAGS[AVX2])
+    assert Fathom(AVX2).formats(DECODE) == ["default"]
 
 
 # ---------------------------------------------------------------- an engine behind a script

@@ -121,8 +121,9 @@ def test_a_wrong_environment_variable_is_named(
 
 
 def test_environment_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("ENABLE_MULTIPROCESSING", "ENGINE_READY_TIMEOUT_S", "LOGGING_LEVEL", "PLUGINS"):
+    for name in ("CPU_LEVEL", "ENABLE_MULTIPROCESSING", "ENGINE_READY_TIMEOUT_S", "LOGGING_LEVEL", "PLUGINS"):
         monkeypatch.delenv(f"FATHOM_{name}", raising=False)
+    assert env.cpu_level() is None
     assert env.enable_multiprocessing() is True
     assert env.engine_ready_timeout() == 600.0
     assert env.logging_level() == "INFO"

@@ -1,6 +1,7 @@
-"""OpenVINO GenAI, reading the GGUF file itself.  run_openvino.py MODEL THREADS {batching,plain}
+"""OpenVINO GenAI, reading the GGUF file itself.  run_openvino.py MODEL {batching,plain} PROPERTY=VALUE ...
 
-batching is the pipeline for many requests, with its prefix cache; plain the one for a single request.
+batching is the pipeline for many requests, with its prefix cache; plain the one for a single request. The properties
+are OpenVINO's for the CPU.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ def _tensor(token_ids: list[int]) -> openvino.Tensor:
     return openvino.Tensor(np.array([token_ids], np.int64))
 
 
-def batching(model: str, threads: int) -> Generate:
+def batching(model: str, properties: dict[str, str]) -> Generate:
     scheduler = openvino_genai.SchedulerConfig()
     scheduler.enable_prefix_caching = True
     scheduler.cache_size = 4  # GB
     scheduler.max_num_seqs = 64
     scheduler.max_num_batched_tokens = 2048
-    pipeline = openvino_genai.ContinuousBatchingPipeline(model, scheduler, "CPU", {"INFERENCE_NUM_THREADS": threads})
+    pipeline = openvino_genai.ContinuousBatchingPipeline(model, scheduler, "CPU", properties)
 
     def generate(prompts: list[list[int]], output_lens: list[int]) -> list[int]:
         results = pipeline.generate([_tensor(prompt) for prompt in prompts], [_config(n) for n in output_lens])
@@ -41,8 +42,8 @@ def batching(model: str, threads: int) -> Generate:
     return generate
 
 
-def plain(model: str, threads: int) -> Generate:
-    pipeline = openvino_genai.LLMPipeline(model, "CPU", INFERENCE_NUM_THREADS=threads)
+def plain(model: str, properties: dict[str, str]) -> Generate:
+    pipeline = openvino_genai.LLMPipeline(model, "CPU", **properties)
 
     def generate(prompts: list[list[int]], output_lens: list[int]) -> list[int]:
         ((prompt,), (output_len,)) = prompts, output_lens
@@ -52,5 +53,5 @@ def plain(model: str, threads: int) -> Generate:
 
 
 if __name__ == "__main__":
-    make = {"batching": batching, "plain": plain}[sys.argv[3]]
-    serve(make(sys.argv[1], int(sys.argv[2])))
+    make = {"batching": batching, "plain": plain}[sys.argv[2]]
+    serve(make(sys.argv[1], dict(word.split("=", 1) for word in sys.argv[3:])))

@@ -1,4 +1,4 @@
-"""vLLM in float32, which its CPU build is fastest in where the processor has no bfloat16.  run_vllm.py FOLDER"""
+"""vLLM with its own process and its prefix cache.  run_vllm.py FOLDER DTYPE SEQUENCES"""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from vllm import LLM, SamplingParams
 
 
 def main() -> None:
-    llm = LLM(sys.argv[1], dtype="float32", max_num_seqs=64, enable_prefix_caching=True)
+    llm = LLM(sys.argv[1], dtype=sys.argv[2], max_num_seqs=int(sys.argv[3]), enable_prefix_caching=True)
 
     def generate(prompts: list[list[int]], output_lens: list[int]) -> list[int]:
         params = [SamplingParams(temperature=0, max_tokens=length, ignore_eos=True) for length in output_lens]
