@@ -7,12 +7,12 @@
 //
 //   kCodeShift     codes of 8 bits are multiplied as code + kCodeShift; the caller's sums start from what makes up for it
 //   dot_group_w8   adds a group's products with codes of 8 bits to the sums [tokens][parts]
-//   dot_group_w4   the same for codes of 4 bits
+//   dot_group_narrow   the same for codes of fewer bits, as they are
 
 constexpr int kPanel = 16;                // rows
 constexpr int kParts = kPanel / kLanes;   // registers that hold the panel's rows
 constexpr int kPartBytes = kLanes * 4;    // four columns of a register's rows
-constexpr int kStepBytes = kPanel * 4;    // four columns of the panel
+constexpr int kLineBytes = kPanel * 4;    // four bytes of each of the panel's rows
 
 typedef uint8_t Bytes __attribute__((vector_size(kPartBytes)));
 
@@ -31,8 +31,7 @@ inline Bytes broadcast_quad(const int8_t* from) {
   return reinterpret_cast<Bytes>(broadcast_int(quad));
 }
 
-inline Bytes low_halves(Bytes packed) { return packed & 15; }
-inline Bytes high_halves(Bytes packed) { return packed >> 4; }
+#include "code_lines.h"
 
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__) || defined(__ARM_FEATURE_DOTPROD)
 #include "dot_quads.h"

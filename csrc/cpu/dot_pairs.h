@@ -68,7 +68,7 @@ inline void dot_group_w8(const uint8_t* codes, const int8_t* activations, IntVec
     SignedWeights weights[kParts];
 #pragma GCC unroll 4
     for (int part = 0; part < kParts; ++part)
-      weights[part] = split_signs(load_bytes(codes + step * kStepBytes + part * kPartBytes));
+      weights[part] = split_signs(load_bytes(codes + step * kLineBytes + part * kPartBytes));
 #pragma GCC unroll 8
     for (int token = 0; token < kTokens; ++token) {
       const Bytes quad = broadcast_quad(activations + (step * kTokens + token) * 4);
@@ -80,32 +80,39 @@ inline void dot_group_w8(const uint8_t* codes, const int8_t* activations, IntVec
   }
 }
 
-// Four bits times eight leave room in 16 bits for the pairs of a whole group: 16 * 15 * 127 = 30480.
-template <int kGroup, int kTokens>
-inline void dot_group_w4(const uint8_t* codes, const int8_t* activations, IntVector (&sums)[kTokens][kParts]) {
-  ShortVector pairs[kTokens][kParts] = {};
+// Codes of 4 bits leave room in 16 bits for the pairs of four lines, 16 * 15 * 127 = 30480, those of 5 bits for two lines,
+// 8 * 31 * 127 = 31496, and those of 6 bits for one, 4 * 63 * 127 = 32004.
+template <int kBits, int kGroup, int kTokens>
+inline void dot_group_narrow(const uint8_t* codes, const int8_t* activations, IntVector (&sums)[kTokens][kParts]) {
+  typedef Lines<kBits> Here;
+  constexpr int kSteps = kGroup / 8, kRoom = std::min(kSteps, kBits == 4 ? 4 : kBits == 5 ? 2 : 1);
 #pragma GCC unroll 1  // unrolled, the compiler makes all products first and has no registers for them
-  for (int step = 0; step < kGroup / 8; ++step) {
-    Bytes low[kParts], high[kParts];
-#pragma GCC unroll 4
-    for (int part = 0; part < kParts; ++part) {
-      const Bytes packed = load_bytes(codes + step * kStepBytes + part * kPartBytes);
-      low[part] = low_halves(packed);
-      high[part] = high_halves(packed);
-    }
-#pragma GCC unroll 8
-    for (int token = 0; token < kTokens; ++token) {
-      const int8_t* quads = activations + (2 * step * kTokens + token) * 4;
-      const Bytes first = broadcast_quad(quads), second = broadcast_quad(quads + kTokens * 4);
+  for (int first = 0; first < kSteps; first += kRoom) {
+    ShortVector pairs[kTokens][kParts] = {};
+#pragma GCC unroll 1
+    for (int step = first; step < first + kRoom; ++step) {
+      const uint8_t* lines = codes + step / Here::kHalves * Here::kBytes;
+      Bytes low[kParts], high[kParts];
 #pragma GCC unroll 4
       for (int part = 0; part < kParts; ++part) {
-        pairs[token][part] += multiply_pairs(low[part], first);
-        pairs[token][part] += multiply_pairs(high[part], second);
+        const Halves both = unpack_line<kBits>(lines + part * kPartBytes, step % Here::kHalves);
+        low[part] = both.low;
+        high[part] = both.high;
+      }
+#pragma GCC unroll 8
+      for (int token = 0; token < kTokens; ++token) {
+        const int8_t* quads = activations + (2 * step * kTokens + token) * 4;
+        const Bytes quad = broadcast_quad(quads), next_quad = broadcast_quad(quads + kTokens * 4);
+#pragma GCC unroll 4
+        for (int part = 0; part < kParts; ++part) {
+          pairs[token][part] += multiply_pairs(low[part], quad);
+          pairs[token][part] += multiply_pairs(high[part], next_quad);
+        }
       }
     }
-  }
 #pragma GCC unroll 8
-  for (int token = 0; token < kTokens; ++token)
+    for (int token = 0; token < kTokens; ++token)
 #pragma GCC unroll 4
-    for (int part = 0; part < kParts; ++part) sums[token][part] += add_pairs(pairs[token][part]);
+      for (int part = 0; part < kParts; ++part) sums[token][part] += add_pairs(pairs[token][part]);
+  }
 }

@@ -17,14 +17,9 @@ inline Columns widen_signed(Bytes bytes) {
   return {(both << 8) >> 8, both >> 8};
 }
 
-inline Columns widen_low_halves(Bytes packed) {
-  const UnsignedShorts both = reinterpret_cast<UnsignedShorts>(packed);
-  return {reinterpret_cast<ShortVector>(both & 15), reinterpret_cast<ShortVector>((both >> 8) & 15)};
-}
-
-inline Columns widen_high_halves(Bytes packed) {
-  const UnsignedShorts both = reinterpret_cast<UnsignedShorts>(packed);
-  return {reinterpret_cast<ShortVector>((both >> 4) & 15), reinterpret_cast<ShortVector>(both >> 12)};
+inline Columns widen_unsigned(Bytes bytes) {
+  const UnsignedShorts both = reinterpret_cast<UnsignedShorts>(bytes);
+  return {reinterpret_cast<ShortVector>(both & 255), reinterpret_cast<ShortVector>(both >> 8)};
 }
 
 inline IntVector multiply_pairs(ShortVector a, ShortVector b) {
@@ -56,21 +51,23 @@ inline void dot_group_w8(const uint8_t* codes, const int8_t* activations, IntVec
     Columns weights[kParts];
 #pragma GCC unroll 4
     for (int part = 0; part < kParts; ++part)
-      weights[part] = widen_signed(load_bytes(codes + step * kStepBytes + part * kPartBytes) ^ 128);
+      weights[part] = widen_signed(load_bytes(codes + step * kLineBytes + part * kPartBytes) ^ 128);
     add_step(weights, activations + step * kTokens * 4, sums);
   }
 }
 
-template <int kGroup, int kTokens>
-inline void dot_group_w4(const uint8_t* codes, const int8_t* activations, IntVector (&sums)[kTokens][kParts]) {
+template <int kBits, int kGroup, int kTokens>
+inline void dot_group_narrow(const uint8_t* codes, const int8_t* activations, IntVector (&sums)[kTokens][kParts]) {
+  typedef Lines<kBits> Here;
 #pragma GCC unroll 1
   for (int step = 0; step < kGroup / 8; ++step) {
+    const uint8_t* lines = codes + step / Here::kHalves * Here::kBytes;
     Columns low[kParts], high[kParts];
 #pragma GCC unroll 4
     for (int part = 0; part < kParts; ++part) {
-      const Bytes packed = load_bytes(codes + step * kStepBytes + part * kPartBytes);
-      low[part] = widen_low_halves(packed);
-      high[part] = widen_high_halves(packed);
+      const Halves both = unpack_line<kBits>(lines + part * kPartBytes, step % Here::kHalves);
+      low[part] = widen_unsigned(both.low);
+      high[part] = widen_unsigned(both.high);
     }
     const int8_t* quads = activations + 2 * step * kTokens * 4;
     add_step(low, quads, sums);

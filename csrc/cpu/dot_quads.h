@@ -70,21 +70,23 @@ inline void dot_group_w8(const uint8_t* codes, const int8_t* activations, IntVec
     Bytes weights[kParts];
 #pragma GCC unroll 4
     for (int part = 0; part < kParts; ++part)
-      weights[part] = shift_codes(load_bytes(codes + step * kStepBytes + part * kPartBytes));
+      weights[part] = shift_codes(load_bytes(codes + step * kLineBytes + part * kPartBytes));
     add_step(weights, load_quads<kTokens>(activations + step * kTokens * 4), sums, std::make_index_sequence<kTokens>());
   }
 }
 
-template <int kGroup, int kTokens>
-inline void dot_group_w4(const uint8_t* codes, const int8_t* activations, IntVector (&sums)[kTokens][kParts]) {
+template <int kBits, int kGroup, int kTokens>
+inline void dot_group_narrow(const uint8_t* codes, const int8_t* activations, IntVector (&sums)[kTokens][kParts]) {
+  typedef Lines<kBits> Here;
 #pragma GCC unroll 4
   for (int step = 0; step < kGroup / 8; ++step) {
+    const uint8_t* lines = codes + step / Here::kHalves * Here::kBytes;
     Bytes low[kParts], high[kParts];
 #pragma GCC unroll 4
     for (int part = 0; part < kParts; ++part) {
-      const Bytes packed = load_bytes(codes + step * kStepBytes + part * kPartBytes);
-      low[part] = low_halves(packed);
-      high[part] = high_halves(packed);
+      const Halves both = unpack_line<kBits>(lines + part * kPartBytes, step % Here::kHalves);
+      low[part] = both.low;
+      high[part] = both.high;
     }
     const int8_t* quads = activations + 2 * step * kTokens * 4;
     add_step(low, load_quads<kTokens>(quads), sums, std::make_index_sequence<kTokens>());

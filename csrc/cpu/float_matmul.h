@@ -129,21 +129,15 @@ struct FloatMatrix {
 };
 
 // A matrix of integers with scales, decoded to floats: for results free of the rounding of activations.
+template <typename Format>
 struct DecodedMatrix {
-  const PackedArgs& args;
+  const PackedMatrix& matrix;
 
   static constexpr bool kDirect = false;
 
   void decode(float* to, int64_t number, int64_t first, int64_t end) const {
-    const int64_t num_groups = args.columns / args.group;
-    for (int64_t column = first; column < end; ++column) {
-      const int64_t factors = (number * num_groups + column / args.group) * kPanel;
-      for (int row = 0; row < kPanel; ++row, ++to) {
-        const int integer = code_at(args, number, row, column) - (args.minimums == nullptr ? 128 : 0);
-        const float product = args.scales[factors + row] * static_cast<float>(integer);
-        *to = args.minimums == nullptr ? product : product + args.minimums[factors + row];
-      }
-    }
+    const Panel<Format> panel(matrix, number);
+    for (int row = 0; row < kPanel; ++row) panel.decode_row(to + row, kPanel, row, first, end, 1.0f);
   }
 };
 
@@ -179,29 +173,35 @@ inline void float_block(const Matrix& matrix, int64_t first_panel, int64_t end_p
   }
 }
 
-// Args: FloatArgs or PackedArgs, of which only what both have is read.
+// Args: FloatArgs or PackedArgs, of which only what both have is read. The matrix has `rows` and `columns`.
 template <typename Matrix, typename Args>
-inline void float_product(const Matrix& matrix, const Args& args) {
-  const int64_t num_panels = (args.rows + kPanel - 1) / kPanel;
+inline void float_product(const Matrix& matrix, const Args& args, int64_t rows, int64_t columns) {
+  const int64_t num_panels = (rows + kPanel - 1) / kPanel;
   const int64_t num_blocks = (args.num_tokens + kFloatBlockTokens - 1) / kFloatBlockTokens;
-  const int64_t runs = num_runs(num_panels, num_blocks, args.columns, std::min(args.num_tokens, kFloatBlockTokens));
+  const int64_t runs = num_runs(num_panels, num_blocks, columns, std::min(args.num_tokens, kFloatBlockTokens));
   pool().run(runs * num_blocks, [&](int64_t part) {
     const int64_t run = part % runs, first = part / runs * kFloatBlockTokens;
-    float_block(matrix, num_panels * run / runs, num_panels * (run + 1) / runs, args.input + first * args.columns,
-                std::min(args.num_tokens - first, kFloatBlockTokens), args.columns,
-                {args.output + first * args.output_stride, args.output_stride, args.bias, args.rows, true, true});
+    float_block(matrix, num_panels * run / runs, num_panels * (run + 1) / runs, args.input + first * columns,
+                std::min(args.num_tokens - first, kFloatBlockTokens), columns,
+                {args.output + first * args.output_stride, args.output_stride, args.bias, rows, true, true});
   });
+}
+
+template <typename Element>
+inline void float_matmul_of(const FloatArgs& args) {
+  float_product(FloatMatrix<Element>{static_cast<const Element*>(args.values), args.columns}, args, args.rows,
+                args.columns);
 }
 
 inline void float_matmul(const FloatArgs& args) {
   if (args.num_tokens == 0) return;
   switch (args.type) {
     case FloatType::kFloat32:
-      return float_product(FloatMatrix<float>{static_cast<const float*>(args.values), args.columns}, args);
+      return float_matmul_of<float>(args);
     case FloatType::kFloat16:
-      return float_product(FloatMatrix<Half>{static_cast<const Half*>(args.values), args.columns}, args);
+      return float_matmul_of<Half>(args);
     case FloatType::kBFloat16:
-      return float_product(FloatMatrix<BFloat16>{static_cast<const BFloat16*>(args.values), args.columns}, args);
+      return float_matmul_of<BFloat16>(args);
   }
 }
 
@@ -236,5 +236,8 @@ inline void float_rows(const FloatRowsArgs& args) {
 }
 
 inline void decoded_matmul(const PackedArgs& args) {
-  if (args.num_tokens > 0) float_product(DecodedMatrix{args}, args);
+  if (args.num_tokens == 0) return;
+  with_format(args.matrix, [&](auto format) {
+    float_product(DecodedMatrix<decltype(format)>{args.matrix}, args, args.matrix.rows, args.matrix.columns);
+  });
 }

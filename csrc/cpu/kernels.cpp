@@ -35,6 +35,7 @@ namespace FATHOM_LEVEL {
 #include "attention_tile.h"
 #include "attention.h"
 #include "dot.h"
+#include "packed_format.h"
 #include "norm.h"
 #include "rotate_and_store.h"
 #include "activation.h"

@@ -48,28 +48,33 @@ struct RotateAndStoreArgs {
   KVCache cache;
 };
 
-// A product with a packed weight [rows, columns]; fathom/quant/packed.py has the layout.
+// A packed weight; fathom/quant/packed.py has the layout.
+struct PackedMatrix {
+  const uint8_t* quants;
+  const void* scales;           // float16, or int8 where there are steps
+  const uint16_t* scale_steps;  // float16, or null
+  const void* minimums;         // as scales; null: none
+  const uint16_t* minimum_steps;
+  int64_t rows, columns, bits, group;
+};
+
+// A product with a packed weight.
 struct PackedArgs {
   float* output;          // [num_tokens, rows], rows output_stride apart
   int64_t output_stride;
   const float* input;     // [num_tokens, columns]
-  const uint8_t* quants;
-  const float* scales;
-  const float* minimums;  // null: none
   const float* bias;      // [rows] or null
-  int64_t num_tokens, rows, columns;
-  int64_t bits, group;
+  int64_t num_tokens;
+  PackedMatrix matrix;
 };
 
 // Rows of a packed weight, in float32, times a factor.
 struct PackedRowsArgs {
   float* output;           // [num_rows, columns]
   const int64_t* row_ids;  // [num_rows]
-  const uint8_t* quants;
-  const float* scales;
-  const float* minimums;  // null: none
-  int64_t num_rows, columns, bits, group;
+  int64_t num_rows;
   float factor;
+  PackedMatrix matrix;
 };
 
 // Rows of logits and how each is truncated and drawn from; fathom/kernels/sampling has the rules.
@@ -155,9 +160,9 @@ struct Kernels {
   void (*decoded_matmul)(const PackedArgs& args);
   void (*float_matmul)(const FloatArgs& args);
   void (*float_rows)(const FloatRowsArgs& args);
-  // matrix [rows, columns] -> codes [rows, columns], scales and minimums [rows, columns / 32]. With minimums codes of 4
-  // bits, without (null) of 8.
-  void (*quantise_weights)(uint8_t* codes, float* scales, float* minimums, const float* matrix, int64_t rows,
+  // matrix [rows, columns] -> codes [rows, columns], scales and minimums float16 [rows, columns / 32]. With minimums
+  // codes of 4 bits, without (null) of 8.
+  void (*quantise_weights)(uint8_t* codes, uint16_t* scales, uint16_t* minimums, const float* matrix, int64_t rows,
                            int64_t columns);
 };
 

@@ -14,7 +14,7 @@ using namespace nb::literals;
 using fathom::FloatArgs;
 using fathom::KVCache;
 using fathom::KVFormat;
-using fathom::PackedArgs;
+using fathom::PackedMatrix;
 
 namespace {
 
@@ -91,18 +91,26 @@ void gather_rows(Address output, Address table, Address row_ids, int64_t num_row
   fathom::kernels().gather_rows(at<float>(output), at<float>(table), at<int64_t>(row_ids), num_rows, columns, factor);
 }
 
-void unpack_rows(Address output, Address row_ids, Address quants, Address scales, Address minimums, int64_t num_rows,
-                 int64_t columns, int64_t bits, int64_t group, float factor) {
-  fathom::kernels().unpack_rows({at<float>(output), at<int64_t>(row_ids), at<uint8_t>(quants), at<float>(scales),
-                                 at<float>(minimums), num_rows, columns, bits, group, factor});
+PackedMatrix packed_matrix(Address quants, Address scales, Address scale_steps, Address minimums, Address minimum_steps,
+                           int64_t rows, int64_t columns, int64_t bits, int64_t group) {
+  return {at<uint8_t>(quants), at<void>(scales), at<uint16_t>(scale_steps), at<void>(minimums),
+          at<uint16_t>(minimum_steps), rows, columns, bits, group};
 }
 
-void quant_matmul(Address output, int64_t output_stride, Address input, Address quants, Address scales,
-                  Address minimums, Address bias, int64_t num_tokens, int64_t rows, int64_t columns, int64_t bits,
-                  int64_t group) {
-  fathom::kernels().quant_matmul({at<float>(output), output_stride, at<float>(input), at<uint8_t>(quants),
-                                  at<float>(scales), at<float>(minimums), at<float>(bias), num_tokens, rows, columns,
-                                  bits, group});
+void unpack_rows(Address output, Address row_ids, int64_t num_rows, float factor, Address quants, Address scales,
+                 Address scale_steps, Address minimums, Address minimum_steps, int64_t rows, int64_t columns,
+                 int64_t bits, int64_t group) {
+  fathom::kernels().unpack_rows(
+      {at<float>(output), at<int64_t>(row_ids), num_rows, factor,
+       packed_matrix(quants, scales, scale_steps, minimums, minimum_steps, rows, columns, bits, group)});
+}
+
+void quant_matmul(Address output, int64_t output_stride, Address input, Address bias, int64_t num_tokens,
+                  Address quants, Address scales, Address scale_steps, Address minimums, Address minimum_steps,
+                  int64_t rows, int64_t columns, int64_t bits, int64_t group) {
+  fathom::kernels().quant_matmul(
+      {at<float>(output), output_stride, at<float>(input), at<float>(bias), num_tokens,
+       packed_matrix(quants, scales, scale_steps, minimums, minimum_steps, rows, columns, bits, group)});
 }
 
 fathom::DrawArgs draw_args(Address logits, Address rows, Address temperature, Address log_min_p, Address top_k,
@@ -137,12 +145,12 @@ void apply_penalties(Address logits, Address rows, Address penalties, int64_t nu
                                     vocab_size);
 }
 
-void decoded_matmul(Address output, int64_t output_stride, Address input, Address quants, Address scales,
-                    Address minimums, Address bias, int64_t num_tokens, int64_t rows, int64_t columns, int64_t bits,
-                    int64_t group) {
-  fathom::kernels().decoded_matmul({at<float>(output), output_stride, at<float>(input), at<uint8_t>(quants),
-                                    at<float>(scales), at<float>(minimums), at<float>(bias), num_tokens, rows, columns,
-                                    bits, group});
+void decoded_matmul(Address output, int64_t output_stride, Address input, Address bias, int64_t num_tokens,
+                    Address quants, Address scales, Address scale_steps, Address minimums, Address minimum_steps,
+                    int64_t rows, int64_t columns, int64_t bits, int64_t group) {
+  fathom::kernels().decoded_matmul(
+      {at<float>(output), output_stride, at<float>(input), at<float>(bias), num_tokens,
+       packed_matrix(quants, scales, scale_steps, minimums, minimum_steps, rows, columns, bits, group)});
 }
 
 // type: 0 float32, 1 float16, 2 bfloat16.
@@ -159,8 +167,8 @@ void float_rows(Address output, Address row_ids, Address values, int64_t num_row
 }
 
 void quantise_weights(Address codes, Address scales, Address minimums, Address matrix, int64_t rows, int64_t columns) {
-  fathom::kernels().quantise_weights(at<uint8_t>(codes), at<float>(scales), at<float>(minimums), at<float>(matrix),
-                                     rows, columns);
+  fathom::kernels().quantise_weights(at<uint8_t>(codes), at<uint16_t>(scales), at<uint16_t>(minimums),
+                                     at<float>(matrix), rows, columns);
 }
 
 }  // namespace

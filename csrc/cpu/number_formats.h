@@ -1,4 +1,4 @@
-// Numbers as the KV cache stores them, and their conversion to and from float. Included inside the level's namespace,
+// Numbers as the KV cache and weights store them, and their conversion to and from float. Included inside the level's namespace,
 // by kernels.cpp.
 //
 // Reading is exact. Writing rounds to the nearest, ties to even; a float that is too large for 16 bits becomes the
@@ -46,8 +46,7 @@ inline Vector load(const int8_t* from) {
   return __builtin_convertvector(__builtin_convertvector(numbers, IntVector), Vector);
 }
 inline Vector load(const Half* from) {
-  // The exponent's bias differs by 112, which a product puts right, and so it does for numbers without leading one.
-  const UnsignedVector bits = load_16_bits(from);
+  const UnsignedVector bits = load_16_bits(from);  // as in widen, below
   const Vector size = (Vector)((bits & 0x7fff) << 13) * 0x1p112f;
   const UnsignedVector not_finite = (UnsignedVector)((bits & 0x7c00) == 0x7c00) & 0x7f800000u;
   return (Vector)((UnsignedVector)size | not_finite | (bits & 0x8000) << 16);
@@ -66,6 +65,13 @@ inline float float_of(uint32_t bits) {
   float value;
   __builtin_memcpy(&value, &bits, sizeof value);
   return value;
+}
+
+inline float widen(Half number) {
+  // The exponent's bias differs by 112, which a product puts right, and so it does for numbers without leading one.
+  const float size = float_of((number.bits & 0x7fffu) << 13) * 0x1p112f;
+  const uint32_t not_finite = (number.bits & 0x7c00) == 0x7c00 ? 0x7f800000 : 0;
+  return float_of(bits_of(size) | not_finite | (number.bits & 0x8000u) << 16);
 }
 
 // Rounds away the low `count` bits of a finite float's bits and shifts them out.

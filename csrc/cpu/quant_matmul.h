@@ -6,7 +6,7 @@
 // For one token this is one pass over the weights in the order in which they lie.
 
 constexpr int64_t kBlockTokens = 64;
-constexpr int kPrefetchBytes = 2048;  // how far ahead of the weights being multiplied
+constexpr int kPrefetchBytes = 8192;  // how far ahead of the codes being multiplied
 
 // a * b + c. In words of our own where there is an instruction for it: which product of a sum of two products the
 // compiler fuses must not depend on the tile's size.
@@ -22,27 +22,10 @@ inline Vector multiply_add(Vector a, Vector b, Vector c) {
 #endif
 }
 
-template <int kBits, int kGroupSize, bool kWithMinimums>
-struct Format {
-  static constexpr int kGroup = kGroupSize;
-  static constexpr bool kMinimums = kWithMinimums;
-  static constexpr int kGroupBytes = kPanel * kGroup * kBits / 8;
-  // Codes stand for code - 128 without minimums; dot_group_w8 multiplies by code + kCodeShift.
-  static constexpr int32_t kStartFactor = kBits == 4 ? 0 : (kMinimums ? 0 : -128) - kCodeShift;
-
-  template <int kTokens>
-  static void dot_group(const uint8_t* codes, const int8_t* activations, IntVector (&sums)[kTokens][kParts]) {
-    if constexpr (kBits == 8) {
-      dot_group_w8<kGroup, kTokens>(codes, activations, sums);
-    } else {
-      dot_group_w4<kGroup, kTokens>(codes, activations, sums);
-    }
-  }
-};
-
 inline void store_panel(const PackedArgs& args, int64_t panel, int64_t token, const Vector (&totals)[kParts]) {
-  const int64_t first = panel * kPanel, count = args.rows - first;
+  const int64_t first = panel * kPanel, count = args.matrix.rows - first;
   float* output = args.output + token * args.output_stride + first;
+#pragma GCC unroll 4
   for (int part = 0; part < kParts; ++part) {
     const int64_t row = part * kLanes, rest = count - row;
     if (rest <= 0) return;
@@ -59,12 +42,11 @@ inline void store_panel(const PackedArgs& args, int64_t panel, int64_t token, co
 
 // One panel by the tile of kTokens tokens that starts at `first`.
 template <typename Format, int kTokens>
-inline void matmul_tile(const PackedArgs& args, const Activations& activations, int64_t panel, int64_t first) {
-  const int64_t num_groups = args.columns / Format::kGroup;
-  const uint8_t* codes = args.quants + panel * num_groups * Format::kGroupBytes;
-  const float* scales = args.scales + panel * num_groups * kPanel;
-  const float* minimums = args.minimums + (Format::kMinimums ? panel * num_groups * kPanel : 0);
-  const int8_t* integers = activations.integers.data() + first * args.columns;
+inline void matmul_tile(const PackedArgs& args, const Activations& activations, int64_t number, int64_t first) {
+  const int64_t columns = args.matrix.columns, num_groups = columns / Format::kGroup;
+  const Panel<Format> panel(args.matrix, number);
+  const uint8_t* codes = panel.codes;
+  const int8_t* integers = activations.integers.data() + first * columns;
   const float* steps = activations.steps.data() + first * num_groups;
   const float* sums = activations.sums.data() + first * num_groups;
   const int32_t* starts = activations.starts.data() + first * num_groups;
@@ -84,8 +66,8 @@ inline void matmul_tile(const PackedArgs& args, const Activations& activations, 
     Format::template dot_group<kTokens>(codes, integers, dots);
 #pragma GCC unroll 4
     for (int part = 0; part < kParts; ++part) {
-      const Vector scale = load(scales + part * kLanes);
-      const Vector minimum = Format::kMinimums ? load(minimums + part * kLanes) : Vector{};
+      const Vector scale = panel.scales.load_part(group, part);
+      const Vector minimum = Format::kMinimums ? panel.minimums.load_part(group, part) : Vector{};
 #pragma GCC unroll 8
       for (int token = 0; token < kTokens; ++token) {
         const Vector dot = __builtin_convertvector(dots[token][part], Vector);
@@ -95,14 +77,13 @@ inline void matmul_tile(const PackedArgs& args, const Activations& activations, 
       }
     }
     codes += Format::kGroupBytes;
-    scales += kPanel;
-    minimums += Format::kMinimums ? kPanel : 0;
     integers += Format::kGroup * kTokens;
     steps += kTokens;
     sums += kTokens;
     starts += kTokens;
   }
-  for (int token = 0; token < kTokens; ++token) store_panel(args, panel, first + token, totals[token]);
+#pragma GCC unroll 8  // an array whose elements are found at run time is kept in memory
+  for (int token = 0; token < kTokens; ++token) store_panel(args, number, first + token, totals[token]);
 }
 
 // The calling thread's memory for quantised activations, kept from call to call; the pool's threads share it.
@@ -141,27 +122,20 @@ inline int64_t num_runs(int64_t num_panels, int64_t num_blocks, int64_t columns,
 
 template <typename Format>
 inline void matmul_format(const PackedArgs& args) {
+  const int64_t columns = args.matrix.columns;
   Activations& activations = activations_scratch();
-  quantise<Format::kGroup>(activations, args.input, args.num_tokens, args.columns, Format::kStartFactor);
-  const int64_t num_panels = (args.rows + kPanel - 1) / kPanel;
+  quantise<Format::kGroup>(activations, args.input, args.num_tokens, columns, Format::kStartFactor);
+  const int64_t num_panels = (args.matrix.rows + kPanel - 1) / kPanel;
   const int64_t num_blocks = (args.num_tokens + kBlockTokens - 1) / kBlockTokens;
-  const int64_t runs = num_runs(num_panels, num_blocks, args.columns, std::min(args.num_tokens, kBlockTokens));
+  const int64_t runs = num_runs(num_panels, num_blocks, columns, std::min(args.num_tokens, kBlockTokens));
   pool().run(runs * num_blocks, [&](int64_t part) {
     const int64_t run = part % runs, first_token = part / runs * kBlockTokens;
     matmul_block<Format>(args, activations, num_panels * run / runs, num_panels * (run + 1) / runs, first_token,
-                           std::min(args.num_tokens, first_token + kBlockTokens));
+                         std::min(args.num_tokens, first_token + kBlockTokens));
   });
-}
-
-template <int kGroup>
-inline void matmul_bits(const PackedArgs& args) {
-  if (args.bits == 4) return matmul_format<Format<4, kGroup, true>>(args);
-  if (args.minimums == nullptr) return matmul_format<Format<8, kGroup, false>>(args);
-  matmul_format<Format<8, kGroup, true>>(args);
 }
 
 inline void quant_matmul(const PackedArgs& args) {
   if (args.num_tokens == 0) return;
-  if (args.group == 16) return matmul_bits<16>(args);
-  matmul_bits<32>(args);
+  with_format(args.matrix, [&](auto format) { matmul_format<decltype(format)>(args); });
 }

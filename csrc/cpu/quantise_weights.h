@@ -1,5 +1,7 @@
 // Weights rounded to integers of 4 or 8 bits with a scale for each group of 32 columns, when a model is loaded.
 // fathom/kernels/quantise_weights has the rules. Included inside the level's namespace.
+//
+// Scales and minimums are rounded to float16 before the codes are, so that what is stored is what the codes were for.
 
 constexpr int kWeightGroup = 32;
 constexpr int kGroupVectors = kWeightGroup / kLanes;
@@ -34,7 +36,15 @@ struct Fit {
   GroupVectors codes;
 };
 
+inline Half to_half(float value) {
+  Half half;
+  narrow(value, &half);
+  return half;
+}
+
 inline void round_to(Fit& fit, const GroupVectors& numbers) {
+  fit.scale = widen(to_half(fit.scale));
+  fit.minimum = widen(to_half(fit.minimum));
   const float inverse = fit.scale > 0.0f ? 1.0f / fit.scale : 0.0f;
   GroupVectors squares;
   for (int part = 0; part < kGroupVectors; ++part) {
@@ -84,16 +94,23 @@ inline Fit fit_4_bits(const GroupVectors& numbers) {
   return best;
 }
 
+// The float16 next to largest / 127; the one above where that would bring the largest number to a code beyond 127.
+inline float scale_of_8_bits(float largest) {
+  Half scale = to_half(largest / 127.0f);
+  if (widen(scale) * 127.5f < largest) ++scale.bits;
+  return widen(scale);
+}
+
 inline Fit fit_8_bits(const GroupVectors& numbers) {
   const float low = limit_of_group(numbers, false), high = limit_of_group(numbers, true);
   Fit fit;
-  fit.scale = std::max(-low, high) / 127.0f;
+  fit.scale = scale_of_8_bits(std::max(-low, high));
   for (int part = 0; part < kGroupVectors; ++part)
     fit.codes[part] = fit.scale == 0.0f ? broadcast(128.0f) : round_vector(numbers[part] / fit.scale) + 128.0f;
   return fit;
 }
 
-inline void quantise_weights(uint8_t* codes, float* scales, float* minimums, const float* matrix, int64_t rows,
+inline void quantise_weights(uint8_t* codes, uint16_t* scales, uint16_t* minimums, const float* matrix, int64_t rows,
                              int64_t columns) {
   const int64_t num_groups = columns / kWeightGroup;
   pool().run(rows, [&](int64_t row) {
@@ -102,8 +119,8 @@ inline void quantise_weights(uint8_t* codes, float* scales, float* minimums, con
       for (int part = 0; part < kGroupVectors; ++part)
         numbers[part] = load(matrix + group * kWeightGroup + part * kLanes);
       const Fit fit = minimums == nullptr ? fit_8_bits(numbers) : fit_4_bits(numbers);
-      scales[group] = fit.scale;
-      if (minimums != nullptr) minimums[group] = fit.minimum;
+      scales[group] = to_half(fit.scale).bits;
+      if (minimums != nullptr) minimums[group] = to_half(fit.minimum).bits;
       float lanes[kWeightGroup];
       for (int part = 0; part < kGroupVectors; ++part) store(lanes + part * kLanes, fit.codes[part]);
       for (int index = 0; index < kWeightGroup; ++index)

@@ -14,6 +14,7 @@ import torch
 from fathom import env
 from fathom.errors import ConfigError
 from fathom.kernels.kv_cache import KVCache
+from fathom.quant.packed import PackedWeight
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +67,19 @@ def kv_cache_arguments(cache: KVCache) -> tuple[int, ...]:
         num_kv_heads,
         head_dim,
         KV_FORMATS[cache.keys.dtype],
+    )
+
+
+def packed_arguments(weight: PackedWeight) -> tuple[int, ...]:
+    """What the extension's functions take in place of a PackedWeight, in their order."""
+    minimums, minimum_steps = weight.minimums or (None, None)
+    tensors = (weight.quants, *weight.scales, minimums, minimum_steps)
+    return (
+        *(0 if tensor is None else tensor.data_ptr() for tensor in tensors),
+        weight.rows,
+        weight.columns,
+        weight.bits,
+        weight.group,
     )
 
 

@@ -12,7 +12,7 @@ loader to check.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 
@@ -20,6 +20,7 @@ from fathom.kernels.embedding import embedding
 from fathom.kernels.float_matmul import float_matmul
 from fathom.kernels.quant_matmul import decoded_matmul, quant_matmul
 from fathom.quant.float_weight import FloatWeight
+from fathom.quant.huge_pages import HugePages, empty
 from fathom.quant.packed import PANEL, PackedWeight
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class Packed:
 
     def __init__(self, activations: Literal["int8", "float32"] = "int8") -> None:
         self._packed_matmul = quant_matmul if activations == "int8" else decoded_matmul
+        self._memory = HugePages()
 
     def create_weights(self, layer: Linear, build: BuildContext) -> None:
         layer.weight = build.declare(layer.out_features, layer.in_features)
@@ -53,7 +55,11 @@ class Packed:
         """Take the matrix of these rows of the layer; called once for each projection, in any order."""
         layer.parts = sorted([*layer.parts, Part(rows, matrix)], key=lambda part: part.rows.start)
         if sum(part.rows.stop - part.rows.start for part in layer.parts) == layer.out_features:
-            layer.parts = _joined(layer.parts)
+            layer.parts = [self._moved(part) for part in _joined(layer.parts)]
+
+    def _moved(self, part: Part) -> Part:
+        tensors = [self._memory.take(tensor) for tensor in part.matrix.tensors]
+        return part._replace(matrix=part.matrix.with_tensors(tensors, part.matrix.rows))
 
     def multiply(self, layer: Linear, x: torch.Tensor) -> torch.Tensor:
         if len(layer.parts) == 1:
@@ -90,28 +96,13 @@ def _joined(parts: list[Part]) -> list[Part]:
 
 def _stacked(above: Matrix, below: Matrix) -> Matrix | None:
     """Both matrices as one; None if they differ in format, or the first ends within a panel."""
-    if _layout(above) != _layout(below) or above.rows % PANEL:
+    if above.format != below.format or above.rows % PANEL:
         return None
-    if isinstance(above, FloatWeight) and isinstance(below, FloatWeight):
-        return FloatWeight(torch.cat([above.values, below.values]), above.rows + below.rows, above.columns)
-    assert isinstance(above, PackedWeight)
-    assert isinstance(below, PackedWeight)
-    minimums = None
-    if above.minimums is not None and below.minimums is not None:
-        minimums = torch.cat([above.minimums, below.minimums])
-    return PackedWeight(
-        quants=torch.cat([above.quants, below.quants]),
-        scales=torch.cat([above.scales, below.scales]),
-        minimums=minimums,
-        rows=above.rows + below.rows,
-        columns=above.columns,
-        bits=above.bits,
-        group=above.group,
-    )
+    tensors = [_after_each_other(pair) for pair in zip(above.tensors, below.tensors, strict=True)]
+    return above.with_tensors(tensors, above.rows + below.rows)
 
 
-def _layout(matrix: Matrix) -> tuple[Any, ...]:
-    """What two matrices must have in common to become one."""
-    if isinstance(matrix, FloatWeight):
-        return (matrix.values.dtype,)
-    return matrix.bits, matrix.group, matrix.minimums is None
+def _after_each_other(pair: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    above, below = pair
+    both = empty((len(above) + len(below), *above.shape[1:]), above.dtype)
+    return torch.cat(pair, out=both)

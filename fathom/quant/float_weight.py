@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
+from fathom.quant.huge_pages import empty
 from fathom.quant.packed import PANEL
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -26,6 +27,21 @@ class FloatWeight:
     values: torch.Tensor
     rows: int
     columns: int
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """All that is stored, each [panels, ...]."""
+        return (self.values,)
+
+    def with_tensors(self, tensors: list[torch.Tensor], rows: int) -> FloatWeight:
+        """A matrix of this format that stores these `tensors`."""
+        (values,) = tensors
+        return FloatWeight(values, rows, self.columns)
+
+    @property
+    def format(self) -> torch.dtype:
+        """What two matrices must have in common for their panels to follow each other in one."""
+        return self.values.dtype
 
     @property
     def nbytes(self) -> int:
@@ -49,7 +65,7 @@ def empty_float_weight(rows: int, columns: int, dtype: torch.dtype) -> FloatWeig
     """
     if dtype not in DTYPES:
         raise ValueError(f"dtype={dtype}: must be one of {', '.join(map(str, DTYPES))}")
-    return FloatWeight(torch.empty(-(-rows // PANEL), columns, PANEL, dtype=dtype), rows, columns)
+    return FloatWeight(empty((-(-rows // PANEL), columns, PANEL), dtype), rows, columns)
 
 
 def put_rows(weight: FloatWeight, first: int, matrix: torch.Tensor) -> None:

@@ -7,9 +7,9 @@ import math
 import torch
 
 from fathom.errors import CheckpointError
-from fathom.quant.ggml_codes import block_codes, has_codes
+from fathom.quant.ggml_codes import block_codes, code_bits, has_codes
 from fathom.quant.ggml_types import GGMLType
-from fathom.quant.packed import SIGNED_ZERO
+from fathom.quant.packed import signed_zero
 
 # Elements decoded at a time. On a CPU, torch runs an operation on so few of them in the calling thread: the chunk
 # stays in the cache, and no operation waits for threads to meet (which costs seconds where other processes
@@ -54,9 +54,9 @@ def dequantize(raw: torch.Tensor, ggml_type: GGMLType, shape: tuple[int, ...]) -
 def _decode(blocks: torch.Tensor, ggml_type: GGMLType) -> torch.Tensor:
     """[n, block_bytes] uint8 -> [n, block_elements] float32."""
     codes, scales, minimums = block_codes(blocks, ggml_type)
-    values = codes.float().unflatten(1, (scales.shape[1], -1))
+    values = codes.float().unflatten(1, (scales.values.shape[1], -1))
     if minimums is None:
-        values = values.sub_(SIGNED_ZERO).mul_(scales[:, :, None])
+        values = values.sub_(signed_zero(code_bits(ggml_type))).mul_(scales.widened()[:, :, None])
     else:
-        values = values.mul_(scales[:, :, None]).add_(minimums[:, :, None])
+        values = values.mul_(scales.widened()[:, :, None]).add_(minimums.widened()[:, :, None])
     return values.flatten(1)

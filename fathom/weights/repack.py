@@ -16,6 +16,7 @@ from fathom.errors import CheckpointError
 from fathom.kernels.quantise_weights import quantise_weights
 from fathom.quant.float_weight import DTYPES, FloatWeight, empty_float_weight, put_rows
 from fathom.quant.ggml_codes import Codes, codes, has_codes
+from fathom.quant.huge_pages import empty
 from fathom.quant.packed import COLUMN_STEP, PANEL, PackedWeight, pack
 from fathom.weights.checkpoint import GGUFCheckpoint
 
@@ -28,7 +29,7 @@ Quantization = Literal["int8", "int4", "fp16"]
 # hundreds of megabytes comes to be.
 CHUNK = 1 << 19
 
-BITS: dict[Quantization, int] = {"int8": 8, "int4": 4}
+BITS = {"int8": 8, "int4": 4}
 
 Rows = slice | np.ndarray
 """Which rows of a checkpoint's matrix: a range, or their numbers."""
@@ -49,9 +50,8 @@ def read_matrix(
     """
     if isinstance(checkpoint, GGUFCheckpoint) and has_codes(checkpoint.ggml_type(name)):
         return _packed(checkpoint, name, row_order, lambda rows: codes(*checkpoint.packed(name, rows)))
-    bits = None if quantization is None else BITS.get(quantization)
-    if bits is None:
-        return _floats(checkpoint, name, row_order, to_half=quantization == "fp16")
+    if quantization is None or quantization == "fp16":
+        return _floats(checkpoint, name, row_order, quantization)
     columns = checkpoint.shape(name)[1]
     if columns % COLUMN_STEP:
         raise CheckpointError(
@@ -60,9 +60,13 @@ def read_matrix(
             value=quantization,
             hint="Use quantization=fp16, or none.",
         )
-    return _packed(
-        checkpoint, name, row_order, lambda rows: quantise_weights(checkpoint.rows(name, rows).float(), bits)
-    )
+
+    def quantised(rows: Rows) -> Codes:
+        some = checkpoint.rows(name, rows).float()
+        _half(some, name, quantization)
+        return quantise_weights(some, BITS[quantization])
+
+    return _packed(checkpoint, name, row_order, quantised)
 
 
 def _packed(
@@ -79,26 +83,32 @@ def _packed(
     return whole
 
 
-def _floats(checkpoint: Checkpoint, name: str, row_order: np.ndarray | None, *, to_half: bool) -> FloatWeight:
+def _floats(
+    checkpoint: Checkpoint, name: str, row_order: np.ndarray | None, quantization: Literal["fp16"] | None
+) -> FloatWeight:
     num_rows, columns = checkpoint.shape(name)
     whole: FloatWeight | None = None
     for start, rows in _chunks(num_rows, columns, row_order):
         some = checkpoint.rows(name, rows)
-        some = _half(some, name) if to_half else some if some.dtype in DTYPES else some.float()
+        if quantization is not None:
+            some = _half(some, name, quantization)
+        elif some.dtype not in DTYPES:
+            some = some.float()
         whole = whole or empty_float_weight(num_rows, columns, some.dtype)
         put_rows(whole, start, some)
     assert whole is not None
     return whole
 
 
-def _half(numbers: torch.Tensor, name: str) -> torch.Tensor:
+def _half(numbers: torch.Tensor, name: str, quantization: Quantization) -> torch.Tensor:
+    """In float16, which is also what scales are stored in."""
     half = numbers.half()
     if not half.isfinite().all():
         raise CheckpointError(
             f"{name} has numbers that float16 cannot hold.",
             parameter="quantization",
-            value="fp16",
-            hint="Use quantization=int8, or none.",
+            value=quantization,
+            hint="Leave it out.",
         )
     return half
 
@@ -114,18 +124,10 @@ def _chunks(num_rows: int, columns: int, row_order: np.ndarray | None) -> Iterat
 def _like(some: PackedWeight, rows: int) -> PackedWeight:
     """An uninitialised weight with this number of rows and the format of ``some``."""
     panels = -(-rows // PANEL)
-
-    def empty(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.new_empty(panels, *tensor.shape[1:])
-
-    minimums = None if some.minimums is None else empty(some.minimums)
-    return PackedWeight(empty(some.quants), empty(some.scales), minimums, rows, some.columns, some.bits, some.group)
+    return some.with_tensors([empty((panels, *tensor.shape[1:]), tensor.dtype) for tensor in some.tensors], rows)
 
 
 def _put(some: PackedWeight, whole: PackedWeight, panel: int) -> None:
     """Copy the panels of ``some`` to those of ``whole`` from number ``panel`` on."""
-    end = panel + some.quants.shape[0]
-    whole.quants[panel:end] = some.quants
-    whole.scales[panel:end] = some.scales
-    if whole.minimums is not None and some.minimums is not None:
-        whole.minimums[panel:end] = some.minimums
+    for source, target in zip(some.tensors, whole.tensors, strict=True):
+        target[panel : panel + len(source)] = source

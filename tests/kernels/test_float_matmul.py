@@ -14,7 +14,8 @@ from fathom.kernels.native import cpu
 from fathom.kernels.quant_matmul import decoded_matmul
 from fathom.kernels.quant_matmul import ref as quant_ref
 from fathom.quant.float_weight import DTYPES, FloatWeight, empty_float_weight, put_rows
-from tests.kernels.test_quant_matmul import FORMATS, assert_close, make_weight, randn
+from tests.kernels.test_quant_matmul import assert_close, randn
+from tests.quant.random_weights import ALL, Format, random_weight, whole_steps
 
 LEVELS = [] if cpu is None else cpu.levels()
 SHAPES = [(1, 1, 1), (2, 16, 64), (3, 37, 96), (6, 40, 255), (7, 33, 256), (9, 48, 257), (17, 100, 576), (100, 50, 600)]
@@ -94,14 +95,23 @@ def test_rows_of_the_output_may_lie_apart(level: str) -> None:
     assert (output[:, 22:] == 7).all()
 
 
-@pytest.mark.parametrize(("bits", "group", "with_minimums"), FORMATS)
+@pytest.mark.parametrize("form", ALL)
 @pytest.mark.parametrize(("tokens", "rows", "columns"), [(1, 1, 32), (3, 37, 96), (17, 100, 576)])
 def test_packed_weights_with_activations_as_they_are(
-    level: str, bits: int, group: int, with_minimums: bool, tokens: int, rows: int, columns: int
+    level: str, form: Format, tokens: int, rows: int, columns: int
 ) -> None:
-    weight, x, bias = make_weight(rows, columns, bits, group, with_minimums), randn(tokens, columns), randn(rows)
+    columns = whole_steps(columns, form)
+    weight, x, bias = random_weight(rows, columns, form), randn(tokens, columns), randn(rows)
     expected = x.double() @ weight.dense().double().T + bias
     assert_close(decoded_matmul(x, weight, bias).double(), expected, 1e-5)
     assert_close(quant_ref.decoded_matmul(x, weight, bias).double(), expected, 1e-5)
     alone = torch.cat([decoded_matmul(row, weight, bias) for row in x.split(1)])
     assert torch.equal(decoded_matmul(x, weight, bias), alone)
+
+
+@pytest.mark.parametrize("form", ALL)
+def test_rows_of_packed_weights(level: str, form: Format) -> None:
+    weight = random_weight(37, whole_steps(96, form), form)
+    ids = torch.tensor([36, 0, 17, 0, 15])
+    assert torch.equal(embedding(ids, weight), weight.dense()[ids])
+    assert torch.equal(embedding(ids, weight, 0.5), weight.dense()[ids] * 0.5)

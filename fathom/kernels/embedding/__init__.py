@@ -20,8 +20,8 @@ Table = torch.Tensor | PackedWeight | FloatWeight
 
 def embedding(row_ids: torch.Tensor, matrix: Table, factor: float = 1.0) -> torch.Tensor:
     """See the package's docstring for shapes and rules."""
-    if isinstance(matrix, FloatWeight):
-        served = serves_device(matrix.values.device)
+    if isinstance(matrix, torch.Tensor):
+        served = serves(matrix)
     else:
-        served = serves(matrix.scales if isinstance(matrix, PackedWeight) else matrix)
+        served = serves_device((matrix.quants if isinstance(matrix, PackedWeight) else matrix.values).device)
     return (cpu if served else ref).embedding(row_ids, matrix, factor)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fathom.kernels.native import TYPE_NUMBERS, cpu
+from fathom.kernels.native import TYPE_NUMBERS, cpu, packed_arguments
 from fathom.quant.float_weight import FloatWeight
 from fathom.quant.packed import PackedWeight
 
@@ -15,18 +15,13 @@ def embedding(
     """See the package's docstring for shapes and rules."""
     row_ids = row_ids.contiguous()
     if isinstance(matrix, PackedWeight):
-        output = matrix.scales.new_empty(len(row_ids), matrix.columns)
+        output = torch.empty(len(row_ids), matrix.columns)
         cpu.unpack_rows(
             output.data_ptr(),
             row_ids.data_ptr(),
-            matrix.quants.data_ptr(),
-            matrix.scales.data_ptr(),
-            0 if matrix.minimums is None else matrix.minimums.data_ptr(),
             len(row_ids),
-            matrix.columns,
-            matrix.bits,
-            matrix.group,
             factor,
+            *packed_arguments(matrix),
         )
         return output
     if isinstance(matrix, FloatWeight):

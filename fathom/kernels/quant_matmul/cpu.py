@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from fathom.kernels.native import cpu
+from fathom.kernels.native import cpu, packed_arguments
 from fathom.quant.packed import PackedWeight
 
 
@@ -38,14 +38,8 @@ def _call(
         out.data_ptr(),
         out.stride(-2) if out.dim() > 1 else weight.rows,
         x.data_ptr(),
-        weight.quants.data_ptr(),
-        weight.scales.data_ptr(),
-        0 if weight.minimums is None else weight.minimums.data_ptr(),
         0 if bias is None else bias.data_ptr(),
         x.numel() // weight.columns,
-        weight.rows,
-        weight.columns,
-        weight.bits,
-        weight.group,
+        *packed_arguments(weight),
     )
     return out

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from fathom.quant.packed import PackedWeight
+from fathom.quant.packed import PackedWeight, factors_of_rows
 
 ACTIVATION_MAX = 127
 
@@ -19,9 +19,10 @@ def quant_matmul(
     """See the package's docstring for shapes and rules."""
     activations, steps = _quantize(x.reshape(-1, weight.columns // weight.group, weight.group))
     sums = activations.sum(dim=-1)
-    integers = weight.integers(torch.arange(weight.rows, device=x.device))
-    scales = _rows_last(weight.scales, weight.rows)
-    minimums = None if weight.minimums is None else _rows_last(weight.minimums, weight.rows)
+    rows = torch.arange(weight.rows, device=x.device)
+    integers = weight.integers(rows)
+    scales = factors_of_rows(weight.scales, rows).T
+    minimums = None if weight.minimums is None else factors_of_rows(weight.minimums, rows).T
     total = torch.zeros(len(activations), weight.rows, device=x.device)
     for group in range(weight.columns // weight.group):
         product = scales[group] * (activations[:, group] @ integers[:, group].T)
@@ -48,8 +49,3 @@ def _quantize(groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     # The clamp is for subnormal steps, which are too coarse to divide by.
     integers = (groups / steps).round().clamp(-ACTIVATION_MAX, ACTIVATION_MAX)
     return torch.where(steps == 0, 0.0, integers), steps
-
-
-def _rows_last(factors: torch.Tensor, rows: int) -> torch.Tensor:
-    """[panels, groups, 16 rows] -> [groups, rows]."""
-    return factors.transpose(0, 1).flatten(1)[:, :rows]

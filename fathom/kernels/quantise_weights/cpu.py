@@ -7,6 +7,7 @@ import torch
 from fathom.kernels.native import cpu
 from fathom.kernels.quantise_weights.ref import GROUP
 from fathom.quant.ggml_codes import Codes
+from fathom.quant.packed import Factors
 
 
 def quantise_weights(matrix: torch.Tensor, bits: int) -> Codes:
@@ -14,7 +15,7 @@ def quantise_weights(matrix: torch.Tensor, bits: int) -> Codes:
     matrix = matrix.contiguous()
     rows, columns = matrix.shape
     codes = torch.empty(rows, columns, dtype=torch.uint8)
-    scales = torch.empty(rows, columns // GROUP)
+    scales = torch.empty(rows, columns // GROUP, dtype=torch.float16)
     minimums = torch.empty_like(scales) if bits == 4 else None
     cpu.quantise_weights(
         codes.data_ptr(),
@@ -24,4 +25,4 @@ def quantise_weights(matrix: torch.Tensor, bits: int) -> Codes:
         rows,
         columns,
     )
-    return Codes(codes, scales, minimums, bits, GROUP)
+    return Codes(codes, Factors(scales), None if minimums is None else Factors(minimums), bits, GROUP)

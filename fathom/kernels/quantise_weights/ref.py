@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 
 from fathom.quant.ggml_codes import Codes
-from fathom.quant.packed import SIGNED_ZERO
+from fathom.quant.packed import Factors, signed_zero
 
 GROUP = 32
 CUTS = (0.0, 0.05)
@@ -20,11 +20,23 @@ def quantise_weights(matrix: torch.Tensor, bits: int) -> Codes:
     """See the package's docstring for shapes and rules."""
     groups = matrix.unflatten(1, (-1, GROUP))
     if bits == 8:
-        scales = groups.abs().amax(-1, keepdim=True) / LARGEST[8]
-        codes = torch.where(scales == 0, 0.0, groups / scales).round() + SIGNED_ZERO
-        return Codes(codes.flatten(1).to(torch.uint8), scales.squeeze(-1), None, bits, GROUP)
+        scales = _scales_of_8_bits(groups.abs().amax(-1, keepdim=True))
+        codes = torch.where(scales == 0, 0.0, groups / scales).round() + signed_zero(8)
+        return Codes(codes.flatten(1).to(torch.uint8), _stored(scales), None, bits, GROUP)
     best = _fit_4_bits(groups)
-    return Codes(best.codes.flatten(1).to(torch.uint8), best.scales.squeeze(-1), best.minimums.squeeze(-1), bits, GROUP)
+    return Codes(best.codes.flatten(1).to(torch.uint8), _stored(best.scales), _stored(best.minimums), bits, GROUP)
+
+
+def _stored(factors: torch.Tensor) -> Factors:
+    """Numbers [rows, groups, 1] that float16 holds."""
+    return Factors(factors.squeeze(-1).half())
+
+
+def _scales_of_8_bits(largest: torch.Tensor) -> torch.Tensor:
+    """float32 that float16 holds: next to largest / 127, or above where a code would come out beyond 127."""
+    scales = (largest / LARGEST[8]).half()
+    above = (scales.view(torch.int16) + 1).view(torch.float16)
+    return torch.where(scales.float() * 127.5 < largest, above, scales).float()
 
 
 class _Fit(NamedTuple):
@@ -51,7 +63,8 @@ def _fit_4_bits(groups: torch.Tensor) -> _Fit:
 
 
 def _rounded(groups: torch.Tensor, scales: torch.Tensor, minimums: torch.Tensor) -> _Fit:
-    """The codes for these factors."""
+    """The codes for these factors, rounded to float16."""
+    scales, minimums = scales.half().float(), minimums.half().float()
     steps = torch.where(scales > 0, (groups - minimums) / scales, 0.0)
     codes = steps.round().clamp(0, LARGEST[4])
     errors = (groups - (scales * codes + minimums)).square().sum(-1, keepdim=True)
