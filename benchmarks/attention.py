@@ -54,21 +54,20 @@ class Layers:
         counts = [-(-seq_len // BLOCK_SIZE) for seq_len, _ in requests]
         spec = LayerKVSpec(shape.kv_heads, shape.dim, dtype)
         self.bytes_read = sum(seq_len for seq_len, _ in requests) * spec.bytes_per_token
-        self.caches = [self._make_cache(sum(counts), spec, device)]
-        for _ in range(COLD_BYTES // self.bytes_read if self.bytes_read > 2**18 else 0):
-            self.caches.append(self._make_cache(sum(counts), spec, device))
+        num_layers = 1 + (COLD_BYTES // self.bytes_read if self.bytes_read > 2**18 else 0)
+        page_bytes = spec.page_bytes(BLOCK_SIZE)
+        blocks_of_layers = device.empty_blocks(sum(counts), num_layers * page_bytes)  # as an engine's: side by side
+        pages = blocks_of_layers.view(sum(counts), num_layers, page_bytes)
+        self.caches = [KVCache.of_pages(pages[:, layer], spec, BLOCK_SIZE) for layer in range(num_layers)]
+        for cache in self.caches:
+            kv = torch.randn(2, sum(counts) * BLOCK_SIZE, shape.kv_heads, shape.dim)
+            store(kv[0], kv[1], torch.arange(kv.shape[1]), cache)
         self.next_cache = itertools.cycle(self.caches)
         self.query = torch.randn(sum(query_len for _, query_len in requests), shape.heads, shape.dim)
         blocks = torch.randperm(sum(counts)).int().split(counts)
         self.block_table = torch.nn.utils.rnn.pad_sequence(list(blocks), batch_first=True)
         self.query_start_loc = torch.tensor([0, *(query_len for _, query_len in requests)]).cumsum(0).int()
         self.seq_lens = torch.tensor([seq_len for seq_len, _ in requests], dtype=torch.int32)
-
-    def _make_cache(self, num_blocks: int, spec: LayerKVSpec, device: CPUDevice) -> KVCache:
-        cache = KVCache.of_pages(device.empty_pages(num_blocks, spec.page_bytes(BLOCK_SIZE)), spec, BLOCK_SIZE)
-        kv = torch.randn(2, num_blocks * BLOCK_SIZE, spec.num_kv_heads, spec.head_dim)
-        store(kv[0], kv[1], torch.arange(kv.shape[1]), cache)
-        return cache
 
     def attend(self) -> None:
         cache = next(self.next_cache)

@@ -1,355 +1,331 @@
 // Paged attention of any mix of prefills, chunks and decodes. Included inside the level's namespace, by kernels.cpp.
+// attention_plan.h says how the work is cut.
 //
-// A request's queries are cut into query tiles. The rows of a KV head (each query times the query heads that share the
-// KV head) meet its keys together, so that keys and values are read once for all of them. The keys are cut into ranges
-// of kRange, at multiples of kRange, each attended to by itself; their results are merged in ascending order:
-//
-//     positions        0        256       512       768
-//     ranges           |---------|---------|----           a long decode: each range a part of its own
-//     tiles            |.|.|.|.|.|.|.|.|.|.|.|.
-//
-// The cuts of the keys stand at fixed positions whatever the step, so a query's result is the same to the bit however
-// its prompt was chunked. Which ranges and heads are parts of their own decides only who does the work and when; whether
-// products read the cache's pages themselves or a copy in float32 decides only how fast.
+// A segment is done in three passes, each over all of its rows: the products of queries and keys, tile by tile; the
+// weights of a row's keys, all at once; the products of weights and values, tile by tile. Whether products read the
+// cache's pages themselves or a copy in float32 decides only how fast.
 
-constexpr int64_t kRange = 256;
-constexpr int64_t kQueryTileRows = 96;  // rows that share the cost of packing a tile of keys
-constexpr int64_t kMaxPartials = 8192;  // rows * ranges of a query tile whose ranges become parts
-constexpr int64_t kSmallJob = 300000;   // multiply-adds that are done before another thread is awake
-constexpr int64_t kManyParts = 16;      // parts that keep all threads busy to the end
-constexpr int64_t kDirectRows = 16;     // rows for which a copy of the keys and values would not pay
-
-// Queries of one request that are attended to together. A decode takes all heads in one go if there are other parts
-// for the other threads, and so reads whole pages of the cache; a prefill takes one at a time.
-struct QueryTile {
-  int64_t request;
-  int64_t first_token;  // in the batch
-  int64_t num_queries, first_position;
-  int64_t first_kv_head, num_kv_heads;
-  int64_t first_range = 0, end_range = 0;
-  int64_t partials = -1;  // where the states of its ranges are, in the job's memory; -1: the ranges are not parts
-};
-
-// The keys first ... end - 1 of the tile that starts at position tile_start; those before `first` are out of sight.
-struct KeySpan {
-  int64_t tile_start, first, end;
-};
-
+constexpr int64_t kDirectRows = 16;                 // rows for which a copy of the keys and values would not pay
+constexpr int64_t kFetchedByRow = 1024;             // bytes, while its weights are computed
 constexpr int64_t kPackedStride = kTile + kLanes;  // of packed keys, from a dimension to the next
 
-struct AttentionPart {
-  QueryTile tile;
-  int64_t first_range, end_range;
+// Rows of a KV head that are multiplied at once, and the keys that at least one of them sees.
+struct RowStep {
+  int64_t row, count;
+  KeySpan keys;
+  KeySpan keys_in(int64_t tile) const { return {std::max(keys.first, tile), std::min(keys.end, tile + kTile)}; }
 };
 
-struct AttentionJob {
-  const AttentionArgs& args;
-  std::vector<QueryTile>& split_tiles;
-  std::vector<AttentionPart>& parts;
-  const int64_t group = args.num_heads / args.cache.num_kv_heads;
-  const int64_t padded_dim = round_up_to_lanes(args.cache.head_dim);
-  const bool is_aligned = args.cache.block_size % kLanes == 0 && args.cache.head_dim % kLanes == 0;
-  const int64_t state_size = State::size(padded_dim);
-  float* partials = nullptr;
-  int64_t num_partials = 0;
-  int64_t multiply_adds = 0;
-
-  int64_t oldest_visible(int64_t position) const {
-    return args.window > 0 ? std::max<int64_t>(0, position - args.window + 1) : 0;
-  }
-  int64_t rows_per_kv_head(const QueryTile& tile) const { return tile.num_queries * group; }
-  int64_t num_rows(const QueryTile& tile) const { return rows_per_kv_head(tile) * tile.num_kv_heads; }
-  State state(float* states, int64_t row) const { return {states + row * state_size, padded_dim}; }
-
-  float* partial_states(const QueryTile& tile, int64_t range) const {
-    return partials + (tile.partials + (range - tile.first_range) * num_rows(tile)) * state_size;
+// A thread that does a part.
+template <typename Stored>
+class Attention {
+ public:
+  Attention(const AttentionJob& job, const Part& part) : job_(job), part_(part), ahead_(job, part.first, part.end) {
+    take_memory();
   }
 
-  // The numbers of token and head of a tile's row: those of one KV head follow each other, by token and then by head.
-  struct Place {
-    int64_t token, head;
-  };
-  Place place_of(const QueryTile& tile, int64_t row) const {
-    const int64_t kv_head = tile.first_kv_head + row / rows_per_kv_head(tile), in_head = row % rows_per_kv_head(tile);
-    return {tile.first_token + in_head / group, kv_head * group + in_head % group};
-  }
-
-  void plan();
-  int64_t kv_heads_at_once(int64_t num_queries, int64_t first_position) const;
-  void plan_tile(QueryTile tile, bool is_only_one);
-  template <typename Stored>
-  void run(const AttentionPart& part) const;
-  template <typename Stored>
-  void attend_range(const QueryTile& tile, int64_t range, float* states, float* memory) const;
-  template <typename Number, bool kIsScaled>
-  void attend_tile(const QueryTile& tile, const KeySpan& span, Matrix<const float> queries,
-                   const Tile<Number, kIsScaled>& cached, const Tile<Number, kIsScaled>& next, float* states,
-                   float* scores) const;
-  template <typename Visit>
-  void for_each_run(const QueryTile& tile, const KeySpan& span, const Visit& visit) const;
-  template <typename Number, bool kIsScaled>
-  void locate(const QueryTile& tile, const KeySpan& span, int64_t kv_head, Tile<Number, kIsScaled>& found) const;
-  template <typename Number, bool kIsScaled>
-  void fetch(const Tile<Number, kIsScaled>& tile) const;
-  template <typename Stored, bool kIsScaled>
-  void pack(const QueryTile& tile, const KeySpan& span, int64_t kv_head, Tile<float, kIsScaled>& packed,
-            float* memory) const;
-  void merge(const QueryTile& tile, float* states, float* later_states) const;
-  void finish(const QueryTile& tile, float* states) const;
-
-  // Numbers of memory that attend_range needs for a query tile.
-  int64_t memory_size(const QueryTile& tile) const {
-    const int64_t packed_size = args.cache.head_dim * kPackedStride + kTile * padded_dim + 2 * kTile;
-    return num_rows(tile) * padded_dim + kMaxRows * kTile + packed_size;
-  }
-};
-
-inline void AttentionJob::plan() {
-  const int64_t tile_queries = std::max<int64_t>(1, kQueryTileRows / group);
-  for (int64_t request = 0; request < args.num_requests; ++request) {
-    const int64_t start = args.query_start_loc[request];
-    const int64_t num_queries = args.query_start_loc[request + 1] - start;
-    const int64_t first_position = args.seq_lens[request] - num_queries;
-    const int64_t kv_heads = kv_heads_at_once(num_queries, first_position);
-    const int64_t num_tiles = (num_queries + tile_queries - 1) / tile_queries;
-    // The last tiles see the most keys: they come first, so that no thread is left with a large part at the end.
-    for (int64_t index = num_tiles - 1; index >= 0; --index) {
-      const int64_t first = index * tile_queries, count = std::min(tile_queries, num_queries - first);
-      for (int64_t kv_head = 0; kv_head < args.cache.num_kv_heads; kv_head += kv_heads)
-        plan_tile({request, start + first, count, first_position + first, kv_head, kv_heads}, num_tiles == 1);
-    }
-  }
-}
-
-inline int64_t AttentionJob::kv_heads_at_once(int64_t num_queries, int64_t first_position) const {
-  const int64_t num_keys = first_position + num_queries - oldest_visible(first_position);
-  const bool are_many = args.num_requests * num_keys >= kManyParts * kRange;
-  return are_many && num_queries * args.num_heads <= kQueryTileRows ? args.cache.num_kv_heads : 1;
-}
-
-inline void AttentionJob::plan_tile(QueryTile tile, bool is_only_one) {
-  const int64_t oldest = oldest_visible(tile.first_position), end = tile.first_position + tile.num_queries;
-  tile.first_range = oldest / kRange;
-  tile.end_range = (end + kRange - 1) / kRange;
-  const int64_t num_ranges = tile.end_range - tile.first_range;
-  multiply_adds += 2 * num_rows(tile) * (end - oldest) * args.cache.head_dim;
-  if (!is_only_one || num_ranges == 1 || num_rows(tile) * num_ranges > kMaxPartials) {
-    parts.push_back({tile, tile.first_range, tile.end_range});
-    return;
-  }
-  tile.partials = num_partials;
-  num_partials += num_rows(tile) * num_ranges;
-  split_tiles.push_back(tile);
-  for (int64_t range = tile.first_range; range < tile.end_range; ++range) parts.push_back({tile, range, range + 1});
-}
-
-// Calls visit(block, offset, index, count) for the keys of each block: where in the block and in the tile they start.
-template <typename Visit>
-inline void AttentionJob::for_each_run(const QueryTile& tile, const KeySpan& span, const Visit& visit) const {
-  const int32_t* blocks = args.block_table + tile.request * args.block_table_stride;
-  const int64_t block_size = args.cache.block_size;
-  for (int64_t key = span.first, count; key < span.end; key += count) {
-    const int64_t offset = key % block_size;
-    count = std::min(block_size - offset, span.end - key);
-    visit(blocks[key / block_size], offset, key - span.tile_start, count);
-  }
-}
-
-// The keys and values as they lie in the pages, of which vectors can be read.
-template <typename Number, bool kIsScaled>
-inline void AttentionJob::locate(const QueryTile& tile, const KeySpan& span, int64_t kv_head,
-                                 Tile<Number, kIsScaled>& found) const {
-  const Pages<Number> pages = {args.cache};
-  const int64_t dim = args.cache.head_dim;
-  found.key_stride = args.cache.block_size;
-  if (span.end - span.tile_start < kTile || span.first > span.tile_start) {  // anywhere, lest something is fetched
-    std::fill_n(found.key_vectors, kTileVectors, pages.keys(0, 0));
-    std::fill_n(found.values, kTile, pages.values(0, 0));
-    if constexpr (kIsScaled) {
-      std::fill_n(found.key_scales, kTileVectors, pages.key_scales(0, 0));
-      std::fill_n(found.value_scales, kTileVectors, pages.value_scales(0, 0));
-    }
-  }
-  for_each_run(tile, span, [&](int64_t block, int64_t offset, int64_t index, int64_t count) {
-    const Number* keys = pages.keys(block, kv_head) + offset - index;
-    const Number* values = pages.values(block, kv_head) + (offset - index) * dim;
-    for (int64_t key = index; key < index + count; ++key) found.values[key] = values + key * dim;
-    for (int64_t v = index / kLanes; v * kLanes < index + count; ++v) {
-      found.key_vectors[v] = keys + v * kLanes;
-      if constexpr (kIsScaled) {
-        found.key_scales[v] = pages.key_scales(block, kv_head) + offset - index + v * kLanes;
-        found.value_scales[v] = pages.value_scales(block, kv_head) + offset - index + v * kLanes;
-        __builtin_prefetch(found.key_scales[v]);
-        __builtin_prefetch(found.value_scales[v]);
+  void run() {
+    for (int64_t index = part_.first; index < part_.end; ++index) {
+      const int64_t range = job_.segments[index].range;
+      if (index == part_.first || job_.segments[index].tile != job_.segments[index - 1].tile)
+        start_tile(job_.tile_of(index));
+      if (tile_->partials >= 0) {
+        attend(index, job_.partial_states(*tile_, range));
+        continue;
       }
-    }
-  });
-}
-
-// Has the processor fetch what the first tile of a range holds; later ones are fetched during the one before.
-template <typename Number, bool kIsScaled>
-inline void AttentionJob::fetch(const Tile<Number, kIsScaled>& tile) const {
-  const KeyColumns<Number> keys = {tile.key_vectors, tile.key_vectors, tile.key_stride};
-  const ValueColumns<Number> values = {tile.values, tile.values};
-  for (int64_t d = 0; d < args.cache.head_dim; ++d) keys.fetch_ahead(d, 0, kTileVectors);
-  for (int64_t key = 0; key < kTile; ++key) values.fetch_ahead(key, 0, static_cast<int>(padded_dim / kLanes));
-}
-
-// The keys and values copied to memory in float32, completed to whole vectors with numbers that count for nothing.
-template <typename Stored, bool kIsScaled>
-inline void AttentionJob::pack(const QueryTile& tile, const KeySpan& span, int64_t kv_head,
-                               Tile<float, kIsScaled>& packed, float* memory) const {
-  const Pages<Stored> pages = {args.cache};
-  const int64_t dim = args.cache.head_dim, block_size = args.cache.block_size;
-  float* packed_values = memory + dim * kPackedStride;
-  float *key_scales = packed_values + kTile * padded_dim, *value_scales = key_scales + kTile;
-  packed.key_stride = kPackedStride;
-  for (int v = 0; v < kTileVectors; ++v) {
-    packed.key_vectors[v] = memory + v * kLanes;
-    if constexpr (kIsScaled) {
-      packed.key_scales[v] = key_scales + v * kLanes;
-      packed.value_scales[v] = value_scales + v * kLanes;
+      attend(index, range == tile_->first_range ? states_ : later_states_);
+      if (range > tile_->first_range) job_.merge(*tile_, states_, later_states_);
+      if (range + 1 == tile_->end_range) job_.finish(*tile_, states_);
     }
   }
-  for_each_run(tile, span, [&](int64_t block, int64_t offset, int64_t index, int64_t count) {
-    const Stored* keys = pages.keys(block, kv_head) + offset;
-    const Stored* values = pages.values(block, kv_head) + offset * dim;
-    for (int64_t d = 0; d < dim; ++d)
-      for (int64_t key = 0; key < count; key += kLanes)
-        store(memory + d * kPackedStride + index + key, load_some(keys + d * block_size + key, count - key));
-    for (int64_t key = 0; key < count; ++key) {
-      float* row = packed_values + (index + key) * padded_dim;
-      for (int64_t d = 0; d < dim; d += kLanes) store(row + d, load_some(values + key * dim + d, dim - d));
-      packed.values[index + key] = row;
-    }
-    if constexpr (kIsScaled) {
-      std::copy_n(pages.key_scales(block, kv_head) + offset, count, key_scales + index);
-      std::copy_n(pages.value_scales(block, kv_head) + offset, count, value_scales + index);
-    }
-  });
+
+ private:
+  static constexpr bool kIsScaled = std::is_same_v<Stored, int8_t>;
+  using Ahead = ReadAhead<Stored>;
+  const AttentionArgs& args() const { return job_.args; }
+  const KVCache& cache() const { return job_.args.cache; }
+
+  void take_memory();
+  void start_tile(const QueryTile& tile);
+  void attend(int64_t segment, float* states);
+  void cut_rows(int64_t range_start);
+  template <typename Visit>
+  void for_each_run(KeySpan span, const Visit& visit) const;
+  void load_scales(KeySpan keys);
+  void multiply_keys(KeySpan keys);
+  template <typename Columns>
+  void multiply_keys_of_tile(int64_t head, int64_t start, Columns columns);
+  void weigh_rows(float* states);
+  void multiply_values(KeySpan keys, float* states);
+  template <typename Columns, typename From>
+  void multiply_values_of_tile(int64_t head, int64_t start, float* states, const From& columns_from);
+  void pack_keys(KeySpan keys, int64_t start, int64_t kv_head) const;
+  void pack_values(KeySpan keys, int64_t start, int64_t kv_head) const;
+  void locate_keys(KeySpan keys, int64_t start, int64_t kv_head, const Stored** vectors) const;
+  void locate_values(KeySpan keys, int64_t start, int64_t kv_head, const Stored** rows) const;
+
+  const AttentionJob& job_;
+  const Part& part_;
+  Ahead ahead_;
+  const QueryTile* tile_ = nullptr;
+  std::vector<RowStep>& steps_ = thread_steps();
+  bool is_direct_ = false;
+  int64_t range_start_ = 0;
+  float *queries_, *scores_, *packed_, *scales_, *states_, *later_states_;
+
+  static std::vector<RowStep>& thread_steps() {
+    static thread_local std::vector<RowStep> steps;
+    return steps;
+  }
+  float* scores_of(int64_t head, int64_t row) const {
+    return scores_ + (head * job_.rows_per_kv_head(*tile_) + row) * kRange;
+  }
+  float* key_scales_of(int64_t head) const { return scales_ + 2 * head * kRange; }
+  float* value_scales_of(int64_t head) const { return key_scales_of(head) + kRange; }
+};
+
+template <typename Stored>
+inline void Attention<Stored>::take_memory() {
+  static thread_local std::vector<float> memory;
+  int64_t rows = 0, heads = 0;
+  for (int64_t index = part_.first; index < part_.end; ++index) {
+    rows = std::max(rows, job_.num_rows(job_.tile_of(index)));
+    heads = std::max(heads, job_.tile_of(index).num_kv_heads);
+  }
+  const int64_t packed_size = std::max(cache().head_dim * kPackedStride, kTile * job_.padded_dim);
+  const int64_t scales_size = kIsScaled ? 2 * heads * kRange : 0;
+  const int64_t sizes[] = {rows * job_.padded_dim, rows * kRange, packed_size, scales_size, rows * job_.state_size,
+                           rows * job_.state_size};
+  float** const places[] = {&queries_, &scores_, &packed_, &scales_, &states_, &later_states_};
+  float* next = scratch(memory, std::accumulate(std::begin(sizes), std::end(sizes), int64_t{0}));
+  for (size_t index = 0; index < std::size(sizes); next += sizes[index], ++index) *places[index] = next;
 }
 
-// Adds the keys of one KV head of a tile to the states of the head's rows.
-template <typename Number, bool kIsScaled>
-inline void AttentionJob::attend_tile(const QueryTile& tile, const KeySpan& span, Matrix<const float> queries,
-                                      const Tile<Number, kIsScaled>& cached, const Tile<Number, kIsScaled>& next,
-                                      float* states, float* scores) const {
-  const int64_t rows = rows_per_kv_head(tile), first = span.first - span.tile_start;
-  const int64_t num_steps = (rows + kMaxRows - 1) / kMaxRows, step = (rows + num_steps - 1) / num_steps;
-  const auto position_of = [&](int64_t row) { return tile.first_position + row / group; };
-  for (int64_t row = 0; row < rows; row += step) {
-    const int64_t count = std::min(step, rows - row);
-    const int64_t num_visible = std::min(kTile, position_of(row + count - 1) + 1 - span.tile_start);
-    if (num_visible <= first || oldest_visible(position_of(row)) >= span.tile_start + kTile) continue;
-    const int64_t num_vectors = (num_visible + kLanes - 1) / kLanes;
-    const Tile<Number, kIsScaled>& ahead = row == 0 ? next : cached;
-    std::fill(scores, scores + count * kTile, 0.0f);
-    multiply(count, {scores, kTile}, {queries.row(row), queries.stride},
-             KeyColumns<Number>{cached.key_vectors, ahead.key_vectors, cached.key_stride}, args.cache.head_dim,
-             first / kLanes, num_vectors);
-    for (int64_t index = 0; index < count; ++index) {
-      const int64_t position = position_of(row + index);
-      weigh(scores + index * kTile, cached, num_vectors, oldest_visible(position) - span.tile_start,
-            position + 1 - span.tile_start, args.softcap, state(states, row + index));
-    }
-    multiply(count, {states + row * state_size, state_size}, {scores + first, kTile},
-             ValueColumns<Number>{cached.values + first, ahead.values + first}, num_visible - first, 0, padded_dim / kLanes);
+// The tile's queries, in units that make their products with keys the exponents of weights, unless scores are capped first.
+template <typename Stored>
+inline void Attention<Stored>::start_tile(const QueryTile& tile) {
+  tile_ = &tile;
+  const bool is_aligned = cache().block_size % kLanes == 0 && cache().head_dim % kLanes == 0;
+  is_direct_ = is_aligned && (job_.rows_per_kv_head(tile) <= kDirectRows || std::is_same_v<Stored, float>);
+  const float factor = args().softcap > 0 ? args().scale : args().scale * kLog2e;
+  for (int64_t row = 0; row < job_.num_rows(tile); ++row) {
+    const auto place = job_.place_of(tile, row);
+    const float* query = args().query + place.token * args().query_stride + place.head * cache().head_dim;
+    float* to = queries_ + row * job_.padded_dim;
+    for (int64_t d = 0; d < cache().head_dim; ++d) to[d] = query[d] * factor;
   }
 }
 
 // The states of the tile's rows after the keys of one range.
 template <typename Stored>
-inline void AttentionJob::attend_range(const QueryTile& tile, int64_t range, float* states, float* memory) const {
-  constexpr bool kIsScaled = std::is_same_v<Stored, int8_t>;
-  const Matrix<float> queries = {memory, padded_dim};
-  const int64_t dim = args.cache.head_dim;
-  for (int64_t row = 0; row < num_rows(tile); ++row) {
-    const Place place = place_of(tile, row);
-    const float* query = args.query + place.token * args.query_stride + place.head * dim;
-    for (int64_t d = 0; d < dim; ++d) queries.row(row)[d] = query[d] * args.scale;
-    state(states, row).clear();
-  }
-  float* scores = queries.row(num_rows(tile));
-  float* packed_memory = scores + kMaxRows * kTile;
-  const bool is_direct = is_aligned && (rows_per_kv_head(tile) <= kDirectRows || std::is_same_v<Stored, float>);
+inline void Attention<Stored>::attend(int64_t segment, float* states) {
+  const KeyBounds bounds = job_.bounds_of(segment);
+  range_start_ = job_.segments[segment].range * kRange;
+  const KeySpan keys = {bounds.first - range_start_, bounds.end - range_start_};
+  cut_rows(range_start_);
+  if constexpr (kIsScaled) load_scales(keys);
+  multiply_keys(keys);
+  weigh_rows(states);
+  multiply_values(keys, states);
+}
 
-  const int64_t end = std::min((range + 1) * kRange, tile.first_position + tile.num_queries);
-  const int64_t oldest = oldest_visible(tile.first_position);
-  const int64_t first_start = std::max(range * kRange, oldest / kTile * kTile);
-  const int64_t num_units = (end - first_start + kTile - 1) / kTile * tile.num_kv_heads;
-  const auto span_of = [&](int64_t unit) -> KeySpan {
-    const int64_t start = first_start + unit / tile.num_kv_heads * kTile;
-    return {start, std::max(start, oldest), std::min(start + kTile, end)};
-  };
-  Tile<Stored, kIsScaled> cached[2];
-  if (is_direct) {
-    locate(tile, span_of(0), tile.first_kv_head, cached[0]);
-    fetch(cached[0]);
-  }
-  for (int64_t unit = 0; unit < num_units; ++unit) {
-    const int64_t head = unit % tile.num_kv_heads, row = head * rows_per_kv_head(tile);
-    const Matrix<const float> head_queries = {queries.row(row), padded_dim};
-    float* head_states = states + row * state_size;
-    if (is_direct) {
-      Tile<Stored, kIsScaled>&current = cached[unit % 2], &next = cached[(unit + 1) % 2];
-      const int64_t next_unit = std::min(unit + 1, num_units - 1);
-      locate(tile, span_of(next_unit), tile.first_kv_head + next_unit % tile.num_kv_heads, next);
-      attend_tile(tile, span_of(unit), head_queries, current, next, head_states, scores);
-    } else {
-      Tile<float, kIsScaled> packed;
-      pack<Stored>(tile, span_of(unit), tile.first_kv_head + head, packed, packed_memory);
-      attend_tile(tile, span_of(unit), head_queries, packed, packed, head_states, scores);
-    }
+template <typename Stored>
+inline void Attention<Stored>::cut_rows(int64_t range_start) {
+  const int64_t rows = job_.rows_per_kv_head(*tile_), most = rows <= kFewRows ? kFewRows : kManyRows;
+  const int64_t num_steps = (rows + most - 1) / most, size = (rows + num_steps - 1) / num_steps;
+  steps_.clear();
+  for (int64_t row = 0; row < rows; row += size) {
+    const int64_t count = std::min(size, rows - row);
+    const int64_t first_position = tile_->first_position + row / job_.group;
+    const int64_t last_position = tile_->first_position + (row + count - 1) / job_.group;
+    steps_.push_back({row, count, {std::max<int64_t>(0, job_.oldest_visible(first_position) - range_start),
+                                   std::min(kRange, last_position + 1 - range_start)}});
   }
 }
 
-inline void AttentionJob::merge(const QueryTile& tile, float* states, float* later_states) const {
-  for (int64_t row = 0; row < num_rows(tile); ++row) state(states, row).merge(state(later_states, row));
-}
-
-inline void AttentionJob::finish(const QueryTile& tile, float* states) const {
-  for (int64_t row = 0; row < num_rows(tile); ++row) {
-    const Place place = place_of(tile, row);
-    float* output = args.output + (place.token * args.num_heads + place.head) * args.cache.head_dim;
-    state(states, row).finish(output, args.cache.head_dim);
+// Calls visit(block, offset, key, count) for the keys of each block: where in the block and in the range they start.
+template <typename Stored>
+template <typename Visit>
+inline void Attention<Stored>::for_each_run(KeySpan keys, const Visit& visit) const {
+  const int32_t* blocks = job_.blocks_of(*tile_);
+  const int64_t block_size = cache().block_size;
+  for (int64_t key = keys.first, count; key < keys.end; key += count) {
+    const int64_t position = range_start_ + key, offset = position % block_size;
+    count = std::min(block_size - offset, keys.end - key);
+    visit(blocks[position / block_size], offset, key, count);
   }
 }
 
 template <typename Stored>
-inline void AttentionJob::run(const AttentionPart& part) const {
-  static thread_local std::vector<float> memory;
-  const QueryTile& tile = part.tile;
-  const int64_t states_size = num_rows(tile) * state_size;
-  float* states = scratch(memory, 2 * states_size + memory_size(tile));
-  float* later_states = states + states_size;
-  float* work = later_states + states_size;
-  if (tile.partials >= 0) return attend_range<Stored>(tile, part.first_range, partial_states(tile, part.first_range), work);
-  attend_range<Stored>(tile, part.first_range, states, work);
-  for (int64_t range = part.first_range + 1; range < part.end_range; ++range) {
-    attend_range<Stored>(tile, range, later_states, work);
-    merge(tile, states, later_states);
+inline void Attention<Stored>::load_scales(KeySpan keys) {
+  const Pages<Stored> pages = {cache()};
+  for_each_run(keys, [&](int64_t block, int64_t offset, int64_t key, int64_t count) {
+    for (int64_t head = 0; head < tile_->num_kv_heads; ++head) {
+      const int64_t kv_head = tile_->first_kv_head + head;
+      std::copy_n(pages.key_scales(block, kv_head) + offset, count, key_scales_of(head) + key);
+      std::copy_n(pages.value_scales(block, kv_head) + offset, count, value_scales_of(head) + key);
+    }
+  });
+}
+
+template <typename Stored>
+inline void Attention<Stored>::multiply_keys(KeySpan keys) {
+  for (int64_t start = keys.first / kTile * kTile; start < keys.end; start += kTile) {
+    const KeySpan in_tile = {std::max(keys.first, start), std::min(keys.end, start + kTile)};
+    for (int64_t head = 0; head < tile_->num_kv_heads; ++head) {
+      if (is_direct_) {
+        const Stored* vectors[kTileVectors];
+        locate_keys(in_tile, start, tile_->first_kv_head + head, vectors);
+        multiply_keys_of_tile(head, start, KeyColumns<Stored, Ahead>{vectors, cache().block_size, &ahead_});
+      } else {
+        pack_keys(in_tile, start, tile_->first_kv_head + head);
+        multiply_keys_of_tile(head, start, PackedColumns<true>{packed_, kPackedStride});
+      }
+    }
   }
-  finish(tile, states);
+}
+
+// Products of one KV head's rows with the tile of keys at `start`.
+template <typename Stored>
+template <typename Columns>
+inline void Attention<Stored>::multiply_keys_of_tile(int64_t head, int64_t start, Columns columns) {
+  const int64_t rows = job_.rows_per_kv_head(*tile_), dim = cache().head_dim;
+  for (const RowStep& step : steps_) {
+    const KeySpan keys = step.keys_in(start);
+    if (keys.is_empty()) continue;
+    const float* queries = queries_ + (head * rows + step.row) * job_.padded_dim;
+    multiply(step.count, {scores_of(head, step.row) + start, kRange}, {queries, job_.padded_dim}, columns, dim,
+             keys.first_vector() - start / kLanes, keys.end_vector() - start / kLanes);
+    if constexpr (requires { columns.ahead; }) columns.ahead = nullptr;
+    else ahead_.fetch(kTile * dim * sizeof(Stored) / steps_.size());
+  }
+}
+
+template <typename Stored>
+inline void Attention<Stored>::weigh_rows(float* states) {
+  const int64_t rows = job_.rows_per_kv_head(*tile_);
+  for (int64_t head = 0; head < tile_->num_kv_heads; ++head) {
+    const Scales scales = {key_scales_of(head), value_scales_of(head)};
+    for (const RowStep& step : steps_) {
+      for (int64_t row = step.row; row < step.row + step.count; ++row) {
+        const int64_t position = tile_->first_position + row / job_.group - range_start_;
+        const KeySpan visible = {job_.oldest_visible(position + range_start_) - range_start_, position + 1};
+        const State state = job_.state(states, head * rows + row);
+        if (step.keys.is_empty()) state.clear();
+        else if (args().softcap > 0)
+          weigh<kIsScaled, true>(scores_of(head, row), step.keys, visible, scales, args().softcap, state);
+        else weigh<kIsScaled, false>(scores_of(head, row), step.keys, visible, scales, 0, state);
+        if (is_direct_) ahead_.fetch(kFetchedByRow);
+      }
+    }
+  }
+}
+
+template <typename Stored>
+inline void Attention<Stored>::multiply_values(KeySpan keys, float* states) {
+  for (int64_t start = keys.first / kTile * kTile; start < keys.end; start += kTile) {
+    const KeySpan in_tile = {std::max(keys.first, start), std::min(keys.end, start + kTile)};
+    for (int64_t head = 0; head < tile_->num_kv_heads; ++head) {
+      if (is_direct_) {
+        const Stored* rows[kTile];
+        locate_values(in_tile, start, tile_->first_kv_head + head, rows);
+        multiply_values_of_tile<ValueColumns<Stored, Ahead>>(head, start, states, [&](int64_t first, bool is_new) {
+          return ValueColumns<Stored, Ahead>{rows + first, is_new ? &ahead_ : nullptr};
+        });
+      } else {
+        pack_values(in_tile, start, tile_->first_kv_head + head);
+        multiply_values_of_tile<PackedColumns<false>>(head, start, states, [&](int64_t first, bool) {
+          return PackedColumns<false>{packed_ + first * job_.padded_dim, job_.padded_dim};
+        });
+      }
+    }
+  }
+}
+
+// Products of the weights of one KV head's rows with the tile of values at `start`; columns_from(i, ...) has those from
+// the tile's value i on.
+template <typename Stored>
+template <typename Columns, typename From>
+inline void Attention<Stored>::multiply_values_of_tile(int64_t head, int64_t start, float* states,
+                                                       const From& columns_from) {
+  const int64_t rows = job_.rows_per_kv_head(*tile_);
+  bool is_new = true;
+  for (const RowStep& step : steps_) {
+    const KeySpan keys = step.keys_in(start);
+    if (keys.is_empty()) continue;
+    float* values = job_.state(states, head * rows + step.row).values;
+    multiply(step.count, {values, job_.state_size}, {scores_of(head, step.row) + keys.first, kRange},
+             columns_from(keys.first - start, is_new), keys.end - keys.first, 0, job_.padded_dim / kLanes);
+    if (!is_direct_) ahead_.fetch(kTile * cache().head_dim * sizeof(Stored) / steps_.size());
+    is_new = false;
+  }
+}
+
+// Keys copied in float32, completed to whole vectors with numbers that count for nothing.
+template <typename Stored>
+inline void Attention<Stored>::pack_keys(KeySpan keys, int64_t start, int64_t kv_head) const {
+  const int64_t block_size = cache().block_size;
+  for_each_run(keys, [&](int64_t block, int64_t offset, int64_t key, int64_t count) {
+    const Stored* from = Pages<Stored>{cache()}.keys(block, kv_head) + offset;
+    float* to = packed_ + key - start;
+    for (int64_t d = 0; d < cache().head_dim; ++d, from += block_size, to += kPackedStride)
+      for (int64_t index = 0; index < count; index += kLanes) store(to + index, load_some(from + index, count - index));
+  });
+}
+
+template <typename Stored>
+inline void Attention<Stored>::pack_values(KeySpan keys, int64_t start, int64_t kv_head) const {
+  const int64_t dim = cache().head_dim;
+  for_each_run(keys, [&](int64_t block, int64_t offset, int64_t key, int64_t count) {
+    const Stored* from = Pages<Stored>{cache()}.values(block, kv_head) + offset * dim;
+    float* to = packed_ + (key - start) * job_.padded_dim;
+    for (int64_t index = 0; index < count; ++index, from += dim, to += job_.padded_dim)
+      for (int64_t d = 0; d < dim; d += kLanes) store(to + d, load_some(from + d, dim - d));
+  });
+}
+
+// Where the first dimension of each vector of keys is.
+template <typename Stored>
+inline void Attention<Stored>::locate_keys(KeySpan keys, int64_t start, int64_t kv_head, const Stored** vectors) const {
+  const KeySpan whole = {keys.first_vector() * kLanes, keys.end};
+  for_each_run(whole, [&](int64_t block, int64_t offset, int64_t key, int64_t count) {
+    const Stored* from = Pages<Stored>{cache()}.keys(block, kv_head) + offset;
+    for (int64_t index = 0; index < count; index += kLanes) vectors[(key - start + index) / kLanes] = from + index;
+  });
+}
+
+// Where the first dimension of each value is.
+template <typename Stored>
+inline void Attention<Stored>::locate_values(KeySpan keys, int64_t start, int64_t kv_head, const Stored** rows) const {
+  const int64_t dim = cache().head_dim;
+  for_each_run(keys, [&](int64_t block, int64_t offset, int64_t key, int64_t count) {
+    const Stored* from = Pages<Stored>{cache()}.values(block, kv_head) + offset * dim;
+    for (int64_t index = 0; index < count; ++index) rows[key - start + index] = from + index * dim;
+  });
 }
 
 inline void paged_attention(const AttentionArgs& args) {
-  static thread_local std::vector<QueryTile> split_tiles;
-  static thread_local std::vector<AttentionPart> parts;
+  static thread_local std::vector<QueryTile> tiles;
+  static thread_local std::vector<Segment> segments;
+  static thread_local std::vector<Part> parts;
   static thread_local std::vector<float> memory;
-  split_tiles.clear();
+  tiles.clear();
+  segments.clear();
   parts.clear();
-  AttentionJob job{.args = args, .split_tiles = split_tiles, .parts = parts};
+  AttentionJob job{.args = args, .tiles = tiles, .segments = segments, .parts = parts};
   job.plan();
   job.partials = scratch(memory, job.num_partials * job.state_size);
   with_stored_type(args.cache.format, [&](auto stored) {
     using Stored = decltype(stored);
     if (job.multiply_adds < kSmallJob) {
-      for (const AttentionPart& part : parts) job.run<Stored>(part);
+      for (const Part& part : parts) Attention<Stored>(job, part).run();
     } else {
-      pool().run(static_cast<int64_t>(parts.size()), [&](int64_t index) { job.run<Stored>(job.parts[index]); });
+      const auto run_part = [&](int64_t index) { Attention<Stored>(job, job.parts[index]).run(); };
+      pool().run(static_cast<int64_t>(parts.size()), run_part);
     }
   });
-  for (const QueryTile& tile : split_tiles) {
+  for (const QueryTile& tile : tiles) {
+    if (tile.partials < 0) continue;
     float* states = job.partial_states(tile, tile.first_range);
     for (int64_t range = tile.first_range + 1; range < tile.end_range; ++range)
       job.merge(tile, states, job.partial_states(tile, range));

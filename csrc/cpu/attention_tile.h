@@ -1,12 +1,15 @@
-// One tile of keys and values, and what it adds to the attention of some query rows. Included inside the level's
-// namespace, by kernels.cpp.
+// Products of some query rows with a tile of keys, and of their weights with a tile of values. Included inside the
+// level's namespace, by kernels.cpp.
 //
 // Every number is one chain of operations in the order of dimensions or of positions, so it does not matter how
 // many rows or columns are computed side by side, nor how many masked keys, whose weight is exactly 0, are beside it.
 
+constexpr int64_t kLine = 64;  // bytes that are fetched at once
 constexpr int64_t kTile = 64;  // keys of a tile, which starts at a multiple of kTile
 constexpr int kTileVectors = kTile / kLanes;
-constexpr int kMaxRows = 6;  // rows of a product at once
+constexpr int kFewRows = 8;    // at most these rows are multiplied at once,
+constexpr int kManyRows = 6;   // or of many, these: twice as many columns beside them fit into the registers
+constexpr int64_t kStretch = 16;  // numbers of a column that are multiplied before more is fetched
 
 // Vectors of a row that are computed at once: as many as there are registers for.
 constexpr int vectors_at_once(int rows) {
@@ -24,39 +27,50 @@ struct Matrix {
   T* row(int64_t index) const { return data + index * stride; }
 };
 
-// Columns of a product: load_at(k, v) is vector v of row k. fetch_ahead(k, v) has the processor fetch what lies there in
-// the tile that comes next, so that memory is read while products are computed.
+// Columns of a product: load_at(k, v) is vector v of row k. A product of keys starts from 0, one of values from what is
+// there. While kStretch rows of kVectors vectors are read, as many bytes are fetched from what fetch_next has returned.
 
-constexpr int64_t kLine = 64;
+// Bytes to be fetched: a number of them for each row. None are if step is 0.
+struct Fetched {
+  const char* at;
+  int64_t step;
+};
 
-template <typename Number>
-inline bool starts_line(int64_t index) {
-  return index * sizeof(Number) % kLine == 0;
-}
-
-// A tile's keys of one KV head: a row for each dimension, a column for each key.
-template <typename Number>
-struct KeyColumns {
-  const Number* const* vectors;
-  const Number* const* next_vectors;
+// A tile's keys or values of one KV head, copied together.
+template <bool kStartsFrom0>
+struct PackedColumns {
+  static constexpr bool kFrom0 = kStartsFrom0;
+  static constexpr int64_t kFetchedBytes = 0;
+  const float* data;
   int64_t stride;
+  Vector load_at(int64_t k, int64_t v) const { return load(data + k * stride + v * kLanes); }
+  Fetched fetch_next(int64_t, int64_t) const { return {}; }
+};
+
+// A tile's keys of one KV head, where they lie: a row for each dimension, a column for each key.
+template <typename Number, typename Ahead>
+struct KeyColumns {
+  static constexpr bool kFrom0 = true;
+  static constexpr int64_t kFetchedBytes = kLanes * sizeof(Number);
+  const Number* const* vectors;
+  int64_t stride;
+  Ahead* ahead;  // null: it has fetched something for these keys before
   Vector load_at(int64_t k, int64_t v) const { return load(vectors[v] + k * stride); }
-  void fetch_ahead(int64_t k, int64_t first, int count) const {
-    if (starts_line<Number>(k * stride))
-      for (int v = 0; v < count; ++v) __builtin_prefetch(next_vectors[first + v] + k * stride);
+  Fetched fetch_next(int64_t num_rows, int64_t row_bytes) const {
+    return ahead != nullptr ? ahead->take(num_rows, row_bytes) : Fetched{reinterpret_cast<const char*>(vectors), 0};
   }
 };
 
-// A tile's values of one KV head: a row for each key, a column for each dimension.
-template <typename Number>
+// A tile's values of one KV head, where they lie: a row for each key, a column for each dimension.
+template <typename Number, typename Ahead>
 struct ValueColumns {
+  static constexpr bool kFrom0 = false;
+  static constexpr int64_t kFetchedBytes = kLanes * sizeof(Number);
   const Number* const* rows;
-  const Number* const* next_rows;
+  Ahead* ahead;
   Vector load_at(int64_t k, int64_t v) const { return load(rows[k] + v * kLanes); }
-  void fetch_ahead(int64_t k, int64_t first, int count) const {
-#pragma GCC unroll 8
-    for (int v = 0; v < count; ++v)
-      if (starts_line<Number>(v * kLanes)) __builtin_prefetch(next_rows[k] + (first + v) * kLanes);
+  Fetched fetch_next(int64_t num_rows, int64_t row_bytes) const {
+    return ahead != nullptr ? ahead->take(num_rows, row_bytes) : Fetched{reinterpret_cast<const char*>(rows), 0};
   }
 };
 
@@ -67,17 +81,25 @@ inline void multiply_block(Matrix<float> c, Matrix<const float> a, const Columns
 #pragma GCC unroll 8
   for (int row = 0; row < kRows; ++row)
 #pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) sums[row][v] = load(c.row(row) + (first_vector + v) * kLanes);
-  for (int64_t k = 0; k < depth; ++k) {
-    Vector columns[kVectors];
+    for (int v = 0; v < kVectors; ++v)
+      sums[row][v] = Columns::kFrom0 ? Vector{} : load(c.row(row) + (first_vector + v) * kLanes);
+  for (int64_t start = 0, end; start < depth; start = end) {
+    end = std::min(depth, start + kStretch);
+    constexpr int64_t kFetchedBytes = kVectors * Columns::kFetchedBytes;
+    Fetched fetched = b.fetch_next(end - start, kFetchedBytes);
+    for (int64_t k = start; k < end; ++k) {
+      Vector columns[kVectors];
 #pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) columns[v] = b.load_at(k, first_vector + v);
-    b.fetch_ahead(k, first_vector, kVectors);
+      for (int v = 0; v < kVectors; ++v) columns[v] = b.load_at(k, first_vector + v);
 #pragma GCC unroll 8
-    for (int row = 0; row < kRows; ++row) {
-      const Vector factor = broadcast(a.row(row)[k]);
+      for (int64_t byte = 0; byte < kFetchedBytes; byte += kLine) __builtin_prefetch(fetched.at + byte);
+      fetched.at += fetched.step;
 #pragma GCC unroll 8
-      for (int v = 0; v < kVectors; ++v) sums[row][v] += factor * columns[v];
+      for (int row = 0; row < kRows; ++row) {
+        const Vector factor = broadcast(a.row(row)[k]);
+#pragma GCC unroll 8
+        for (int v = 0; v < kVectors; ++v) sums[row][v] += factor * columns[v];
+      }
     }
   }
 #pragma GCC unroll 8
@@ -95,8 +117,8 @@ inline void multiply_rows(Matrix<float> c, Matrix<const float> a, const Columns&
     if (first_vector < num_vectors) multiply_rows<kRows, kVectors / 2>(c, a, b, depth, first_vector, num_vectors);
 }
 
-// c[rows][...] += a[rows][depth] * b[depth][...] for columns of the vectors first_vector ... num_vectors - 1, and at
-// most kMaxRows rows.
+// c[rows][...] = or += a[rows][depth] * b[depth][...] for columns of the vectors first_vector ... num_vectors - 1, and
+// at most kFewRows rows.
 template <typename Columns>
 inline void multiply(int64_t rows, Matrix<float> c, Matrix<const float> a, const Columns& b, int64_t depth,
                      int64_t first_vector, int64_t num_vectors) {
@@ -107,18 +129,10 @@ inline void multiply(int64_t rows, Matrix<float> c, Matrix<const float> a, const
     case 4: return multiply_rows<4>(c, a, b, depth, first_vector, num_vectors);
     case 5: return multiply_rows<5>(c, a, b, depth, first_vector, num_vectors);
     case 6: return multiply_rows<6>(c, a, b, depth, first_vector, num_vectors);
+    case 7: return multiply_rows<7>(c, a, b, depth, first_vector, num_vectors);
+    case 8: return multiply_rows<8>(c, a, b, depth, first_vector, num_vectors);
   }
 }
-
-// One KV head of a tile. Numbers of 8 bits have a scale for each key and one for each value.
-template <typename Number, bool kIsScaled>
-struct Tile {
-  const Number* key_vectors[kTileVectors];  // where the first dimension of each vector of keys is
-  int64_t key_stride;                       // from a dimension to the next
-  const Number* values[kTile];              // where the first dimension of each value is
-  const float* key_scales[kIsScaled ? kTileVectors : 1];  // where those of each vector of keys are
-  const float* value_scales[kIsScaled ? kTileVectors : 1];
-};
 
 // Reads `count` numbers as one vector whose other lanes may be anything.
 template <typename Stored>
@@ -127,83 +141,4 @@ inline Vector load_some(const Stored* from, int64_t count) {
   Stored lanes[kLanes] = {};
   std::copy_n(from, count, lanes);
   return load(lanes);
-}
-
-// The attention of a query row so far, an online softmax: the sum of weight * value, [padded_dim], then the sum of
-// the weights, one sum a lane, then the largest score, in every lane. A weight is e^(score - largest score).
-struct State {
-  float* values;
-  int64_t padded_dim;
-
-  static int64_t size(int64_t padded_dim) { return padded_dim + 2 * kLanes; }
-  float* weight_sums() const { return values + padded_dim; }
-  float* largest() const { return values + padded_dim + kLanes; }
-
-  void clear() const {
-    std::fill(values, values + padded_dim + kLanes, 0.0f);
-    store(largest(), broadcast(-std::numeric_limits<float>::infinity()));
-  }
-
-  bool is_empty() const { return *largest() == -std::numeric_limits<float>::infinity(); }
-
-  void scale(Vector factor) const {
-    for (int64_t d = 0; d < padded_dim + kLanes; d += kLanes) store(values + d, load(values + d) * factor);
-  }
-
-  // Takes in the attention to later keys.
-  void merge(const State& later) const {
-    if (later.is_empty()) return;
-    const Vector new_largest = largest_of(load(largest()), load(later.largest()));
-    const Vector factor = exp(load(largest()) - new_largest);
-    const Vector later_factor = exp(load(later.largest()) - new_largest);
-    for (int64_t d = 0; d < padded_dim + kLanes; d += kLanes)
-      store(values + d, load(values + d) * factor + load(later.values + d) * later_factor);
-    store(largest(), new_largest);
-  }
-
-  void finish(float* output, int64_t dim) const {
-    const Vector factor = broadcast(1.0f / sum_lanes(load(weight_sums())));
-    for (int64_t d = 0; d < dim; d += kLanes) {
-      const Vector value = load(values + d) * factor;
-      if (d + kLanes <= dim) store(output + d, value);
-      else store_first(output + d, value, dim - d);
-    }
-  }
-};
-
-// Turns a row of products of query and key into weights, of which those outside [first, end) are 0, and brings `state`
-// to the new scale. The weights come out multiplied by the values' scales.
-template <typename Number, bool kIsScaled>
-inline void weigh(float* scores, const Tile<Number, kIsScaled>& tile, int64_t num_vectors, int64_t first, int64_t end,
-                  float softcap, const State& state) {
-  const Vector nothing = broadcast(-std::numeric_limits<float>::infinity());
-  const bool all_visible = first <= 0 && end >= num_vectors * kLanes;
-  const IntVector lanes = lane_numbers(Lanes());
-  Vector largest = nothing;
-  for (int64_t v = 0; v < num_vectors; ++v) {
-    Vector score = load(scores + v * kLanes);
-    if constexpr (kIsScaled) score *= load(tile.key_scales[v]);
-    if (softcap > 0) score = softcap * tanh(score / softcap);
-    if (!all_visible) {
-      const IntVector key = lanes + static_cast<int32_t>(v * kLanes);
-      score = ((key >= static_cast<int32_t>(first)) & (key < static_cast<int32_t>(end))) ? score : nothing;
-    }
-    store(scores + v * kLanes, score);
-    largest = largest_of(largest, score);
-  }
-  largest = largest_of(load(state.largest()), max_lanes(largest));
-  if (largest[0] == nothing[0]) {
-    std::fill(scores, scores + num_vectors * kLanes, 0.0f);
-    return;
-  }
-  state.scale(exp(load(state.largest()) - largest));
-  store(state.largest(), largest);
-  Vector sums = load(state.weight_sums());
-  for (int64_t v = 0; v < num_vectors; ++v) {
-    const Vector weight = exp(load(scores + v * kLanes) - largest);
-    sums += weight;
-    if constexpr (kIsScaled) store(scores + v * kLanes, weight * load(tile.value_scales[v]));
-    else store(scores + v * kLanes, weight);
-  }
-  store(state.weight_sums(), sums);
 }

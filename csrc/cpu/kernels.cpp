@@ -6,7 +6,9 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <iterator>
 #include <limits>
+#include <numeric>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -33,6 +35,9 @@ namespace FATHOM_LEVEL {
 #include "number_formats.h"
 #include "kv_page.h"
 #include "attention_tile.h"
+#include "attention_state.h"
+#include "attention_plan.h"
+#include "read_ahead.h"
 #include "attention.h"
 #include "dot.h"
 #include "packed_format.h"

@@ -101,6 +101,21 @@ inline Vector exp(Vector x) {
   return x < -87.0f ? Vector{} : x > 88.0f ? broadcast(__builtin_inff()) : result;
 }
 
+// 2^x with a relative error below 2e-7, for x below 128; 0 below -127. exp2(0) is 1 exactly. Cheaper than exp, since the
+// rest of x beside an integer is exact without more ado.
+inline Vector exp2(Vector x) {
+  constexpr float kRounder = 12582912.0f + 127.0f;  // 1.5 * 2^23 and the bias of exponents
+  x = x < -127.0f ? broadcast(-127.0f) : x;
+  const Vector shifted = x + kRounder;
+  const Vector r = x - (shifted - kRounder);
+  Vector p = r * 0.0013274633f + 0.009671962f;
+  p = p * r + 0.055506784f;
+  p = p * r + 0.24022235f;
+  p = p * r + 0.69314706f;
+  p = p * r + 1.0f;
+  return p * (Vector)((IntVector)shifted << 23);
+}
+
 // tanh with a relative error below 3e-7.
 inline Vector tanh(Vector x) {
   const Vector square = x * x;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
 import mmap
 import os
@@ -23,6 +24,23 @@ CPU_KV_MEMORY_SHARE = 0.4
 
 
 HUGE_PAGE_BYTES = 2 * 2**20
+
+LARGEST_KEPT_BYTES = 2**30
+"""Of freed memory."""
+
+
+def _keep_freed_memory() -> None:
+    """Have glibc's malloc keep what is freed for who asks next, instead of giving it back to the system.
+
+    A prefill's intermediate tensors take megabytes each. Fresh from the system every time, they are mapped and zeroed
+    page by page, which costs more than the norms and activations that are computed in them.
+    """
+    trim_threshold, mmap_threshold, arena_max = -1, -3, -8  # mallopt's numbers for its parameters
+    with contextlib.suppress(AttributeError):  # another libc
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(arena_max, 1)  # arenas of other threads are given back whatever the threshold
+        mallopt(mmap_threshold, LARGEST_KEPT_BYTES)
+        mallopt(trim_threshold, LARGEST_KEPT_BYTES)
 
 
 class Device(ABC):
@@ -55,6 +73,7 @@ class CPUDevice(Device):
     def __init__(self, config: EngineConfig) -> None:
         self.torch_device = torch.device("cpu")
         self.replays_steps = native.cpu is not None
+        _keep_freed_memory()
         num_threads = config.runtime.num_threads
         if num_threads is None:
             return

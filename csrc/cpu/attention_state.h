@@ -1,0 +1,101 @@
+// What a range of keys adds to the attention of a query row: scores become weights, and ranges are merged. Included
+// inside the level's namespace, by kernels.cpp.
+
+constexpr int64_t kRange = 256;  // keys that are attended to by themselves, from a multiple of kRange
+constexpr float kLog2e = 1.44269504f;
+
+// The attention of a query row to some ranges: the sum of weight * value, [padded_dim], then the sum of the weights, one
+// sum a lane, then the largest score, in every lane. A weight is 2^(score - largest score); scores count in units of
+// ln 2, so that it is e^(...) of what the model calls a score.
+struct State {
+  float* values;
+  int64_t padded_dim;
+
+  static int64_t size(int64_t padded_dim) { return padded_dim + 2 * kLanes; }
+  float* weight_sums() const { return values + padded_dim; }
+  float* largest() const { return values + padded_dim + kLanes; }
+
+  void clear() const {
+    for (int64_t d = 0; d < padded_dim + kLanes; d += kLanes) store(values + d, Vector{});
+    store(largest(), broadcast(-std::numeric_limits<float>::infinity()));
+  }
+
+  bool is_empty() const { return *largest() == -std::numeric_limits<float>::infinity(); }
+
+  // Takes in the attention to later keys.
+  void merge(const State& later) const {
+    if (later.is_empty()) return;
+    const Vector new_largest = largest_of(load(largest()), load(later.largest()));
+    const Vector factor = exp2(load(largest()) - new_largest);
+    const Vector later_factor = exp2(load(later.largest()) - new_largest);
+    for (int64_t d = 0; d < padded_dim + kLanes; d += kLanes)
+      store(values + d, load(values + d) * factor + load(later.values + d) * later_factor);
+    store(largest(), new_largest);
+  }
+
+  void finish(float* output, int64_t dim) const {
+    const Vector factor = broadcast(1.0f / sum_lanes(load(weight_sums())));
+    for (int64_t d = 0; d < dim; d += kLanes) {
+      const Vector value = load(values + d) * factor;
+      if (d + kLanes <= dim) store(output + d, value);
+      else store_first(output + d, value, dim - d);
+    }
+  }
+};
+
+// Keys of a range, counted from its start.
+struct KeySpan {
+  int64_t first, end;
+  bool is_empty() const { return first >= end; }
+  int64_t first_vector() const { return first / kLanes; }
+  int64_t end_vector() const { return (end + kLanes - 1) / kLanes; }
+};
+
+// The scales of one KV head's keys and values in a range, [kRange] each; null: the numbers have none.
+struct Scales {
+  const float *keys, *values;
+};
+
+// The scores of the vectors of `computed` made what the model calls for, and the largest one that is in sight, in every
+// lane. Those out of sight become -infinity.
+template <bool kIsScaled, bool kIsCapped>
+inline Vector complete_scores(float* scores, KeySpan computed, KeySpan visible, Scales scales, float softcap) {
+  const Vector nothing = broadcast(-std::numeric_limits<float>::infinity());
+  Vector largest = nothing;
+  for (int64_t v = computed.first_vector(); v < computed.end_vector(); ++v) {
+    const int64_t start = v * kLanes;
+    const bool is_cut = start < visible.first || start + kLanes > visible.end;
+    Vector score = load(scores + start);
+    if constexpr (kIsScaled) score *= load(scales.keys + start);
+    if constexpr (kIsCapped) score = softcap * kLog2e * tanh(score / softcap);
+    if (is_cut) {
+      const IntVector key = lane_numbers(Lanes()) + static_cast<int32_t>(start);
+      const auto is_visible = (key >= static_cast<int32_t>(visible.first)) & (key < static_cast<int32_t>(visible.end));
+      score = is_visible ? score : nothing;
+    }
+    if (kIsScaled || kIsCapped || is_cut) store(scores + start, score);
+    largest = largest_of(largest, score);
+  }
+  return max_lanes(largest);
+}
+
+// Turns a row of products of query and key into weights, of which those out of sight are 0, and starts the row's state
+// with their sum. The weights come out multiplied by the values' scales.
+template <bool kIsScaled, bool kIsCapped>
+inline void weigh(float* scores, KeySpan computed, KeySpan visible, Scales scales, float softcap, const State& state) {
+  const Vector largest = complete_scores<kIsScaled, kIsCapped>(scores, computed, visible, scales, softcap);
+  state.clear();
+  if (largest[0] == -std::numeric_limits<float>::infinity()) {
+    std::fill(scores + computed.first_vector() * kLanes, scores + computed.end_vector() * kLanes, 0.0f);
+    return;
+  }
+  store(state.largest(), largest);
+  Vector sums = {};
+  for (int64_t v = computed.first_vector(); v < computed.end_vector(); ++v) {
+    Vector weight = exp2(load(scores + v * kLanes) - largest);
+    sums += weight;
+    if constexpr (kIsScaled) weight *= load(scales.values + v * kLanes);
+    store(scores + v * kLanes, weight);
+  }
+  store(state.weight_sums(), sums);
+}
