@@ -57,10 +57,10 @@ class TimedForward:
         self._forward = forward
         self.seconds = 0.0
 
-    def __call__(self, step: Any) -> Any:
+    def __call__(self, *args: Any) -> Any:
         start = time.perf_counter()
         try:
-            return self._forward(step)
+            return self._forward(*args)
         finally:
             self.seconds += time.perf_counter() - start
 

@@ -5,8 +5,10 @@
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
+#include "choice.h"
 #include "dispatch.h"
 #include "graph.h"
+#include "step_rows.h"
 #include "thread_pool.h"
 
 namespace nb = nanobind;
@@ -171,10 +173,45 @@ void quantise_weights(Address codes, Address scales, Address minimums, Address m
                                      at<float>(matrix), rows, columns);
 }
 
+template <typename T>
+std::vector<T*> all_at(const std::vector<Address>& addresses) {
+  std::vector<T*> pointers;
+  for (const Address address : addresses) pointers.push_back(at<T>(address));
+  return pointers;
+}
+
+using Addresses = std::vector<Address>;
+
+std::unique_ptr<fathom::StepRows> make_step_rows(
+    Address token_ids, Address num_tokens, Address num_computed, Address num_prompt_tokens, Address seeds,
+    Address choices, const Addresses& tables, Address rows, Address counts, Address complete, Address input_ids,
+    Address positions, Address query_start_loc, Address seq_lens, const Addresses& block_tables,
+    const Addresses& slot_mappings, int64_t token_stride, int64_t table_stride, int64_t block_table_stride,
+    int64_t block_size) {
+  return std::make_unique<fathom::StepRows>(fathom::StepRows{
+      at<int32_t>(token_ids), at<int64_t>(num_tokens), at<int64_t>(num_computed), at<int64_t>(num_prompt_tokens),
+      at<uint64_t>(seeds), at<uint64_t>(choices), all_at<const int32_t>(tables), at<int64_t>(rows),
+      at<int64_t>(counts), at<bool>(complete), at<int64_t>(input_ids), at<int64_t>(positions),
+      at<int32_t>(query_start_loc), at<int32_t>(seq_lens), all_at<int32_t>(block_tables),
+      all_at<int64_t>(slot_mappings), token_stride, table_stride, block_table_stride, block_size});
+}
+
+std::unique_ptr<fathom::Choice> make_choice(Address rows, Address is_random, Address temperature, Address log_min_p,
+                                            Address top_k, Address top_p, int64_t num_rows, int64_t vocab_size) {
+  return std::make_unique<fathom::Choice>(
+      at<bool>(is_random), draw_args(0, rows, temperature, log_min_p, top_k, top_p, num_rows, vocab_size));
+}
+
+std::vector<int64_t> choose(const fathom::Choice& choice, Address logits, const std::vector<double>& uniforms) {
+  const nb::gil_scoped_release released;
+  return choice.choose(at<float>(logits), uniforms);
+}
+
 }  // namespace
 
 NB_MODULE(_cpu, module) {
   using Released = nb::call_guard<nb::gil_scoped_release>;
+  nb::set_leak_warnings(false);  // an engine may live until its process ends
   module.def("levels", level_names, "Instruction set levels that this processor can run, best first.");
   module.def("level", [] { return std::string(fathom::kernels().name); });
   module.def("use_level", fathom::use_level);
@@ -185,6 +222,14 @@ NB_MODULE(_cpu, module) {
       .def("__len__", &fathom::Graph::size);
   module.def("start_recording", [] { fathom::recording() = std::make_unique<fathom::Graph>(); });
   module.def("stop_recording", [] { return std::move(fathom::recording()); });
+  nb::class_<fathom::StepRows>(module, "StepRows", "What the host does to a step's rows.")
+      .def("flatten", &fathom::StepRows::flatten)
+      .def("uniforms", &fathom::StepRows::uniforms)
+      .def("append", &fathom::StepRows::append);
+  module.def("make_step_rows", make_step_rows);
+  nb::class_<fathom::Choice>(module, "Choice", "Chooses the tokens of some rows by fixed settings.")
+      .def("choose", choose);
+  module.def("make_choice", make_choice);
   def_kernel(module, "rms_norm", rms_norm);
   def_kernel(module, "add_rms_norm", add_rms_norm);
   def_kernel(module, "silu_and_mul", silu_and_mul);

@@ -11,16 +11,14 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
 
 from fathom.core.control import ControlOperations
 from fathom.core.kv_cache.groups import blocks_per_sequence, longest_sequence, make_kv_cache_config
 from fathom.core.scheduler.scheduler import Scheduler
 from fathom.core.step_stats import step_stats
 from fathom.errors import ServerError
-from fathom.executor.base import Executor
+from fathom.executor.base import Executor, Reply
 from fathom.executor.uniproc import UniprocExecutor
 from fathom.kv_cache_spec import KVCacheConfig
 from fathom.phases import Phases
@@ -48,8 +46,8 @@ class LaunchedStep:
     """
 
     work: SchedulerOutput
-    forward: Future[list[None]]
-    tokens: Future[list[Any]]
+    forward: Reply
+    tokens: Reply
     launched: float
     schedule_s: float
 
@@ -113,8 +111,10 @@ class EngineCore:
         """
         self._launch_steps()
         outputs = self._finish_step(self._in_flight.popleft()) if self._in_flight else EngineCoreOutputs([])
-        outputs.outputs += self._refused
-        self._refused = []
+        if self._refused:
+            outputs.outputs += self._refused
+            outputs.urgent = True
+            self._refused = []
         return outputs
 
     def close(self) -> None:
@@ -128,7 +128,8 @@ class EngineCore:
                 if not self._in_flight:
                     raise ServerError(f"no request can be scheduled: {self.scheduler.stats()}")
                 return  # all requests wait for their last tokens
-            logger.debug("step %s", work.annotation)
+            if logger.isEnabledFor(logging.DEBUG):
+                logger.debug("step %s", work.annotation)
             launched = time.perf_counter()
             forward = self.executor.execute_model(work)
             tokens = self.executor.sample_tokens()

@@ -17,6 +17,7 @@ from setproctitle import setproctitle
 
 from fathom.core.control import to_remote_error
 from fathom.core.engine_core import EngineCore
+from fathom.core.outbox import Outbox
 from fathom.hardware import limit_openmp_spinning
 from fathom.log import setup_logging
 from fathom.phases import Phases
@@ -24,6 +25,7 @@ from fathom.wire.codec import Decoder, Encoder, Frame
 from fathom.wire.messages import (
     AbortRequests,
     AddRequests,
+    EngineCoreOutputs,
     EngineFailed,
     EngineHello,
     StartEngine,
@@ -46,6 +48,10 @@ class EngineCoreProc:
         self._output = output_socket
         self._decoder: Decoder[ToEngine] = Decoder(ToEngine)
         self._encoder = Encoder()
+        self._outbox = Outbox()
+        # Tells of changes only, so a socket must have been read empty before; it is much cheaper than trying to read.
+        self._arrived = select.poll()
+        self._arrived.register(input_socket.FD, select.POLLIN)
 
     def run_busy_loop(self) -> None:
         """Take what has arrived, run a step, send its outputs; wait for messages only when there is no work.
@@ -53,11 +59,20 @@ class EngineCoreProc:
         It never returns: the process ends with its caller (see `_exit_with_caller`).
         """
         while True:
-            self._take_messages(block=not self._core.has_work())
+            if self._core.has_work():
+                if self._arrived.poll(0):
+                    self._take_messages(block=False)
+            else:
+                self._send(self._outbox.take())
+                self._take_messages(block=True)
             if self._core.has_work():
                 outputs = self._core.step()
                 if outputs.outputs or outputs.step is not None:  # the step of a prompt's chunk has numbers only
-                    send(self._output, self._encoder.encode(outputs))
+                    self._send(self._outbox.add(outputs))
+
+    def _send(self, messages: list[EngineCoreOutputs]) -> None:
+        for message in messages:
+            send(self._output, self._encoder.encode(message))
 
     def _take_messages(self, block: bool) -> None:
         """Handle every message that is there, after waiting for one if asked to."""
@@ -72,6 +87,7 @@ class EngineCoreProc:
             except msgspec.DecodeError:
                 logger.exception("a message that could not be read is ignored")
                 continue
+            self._send(self._outbox.take())  # it came before what the message will lead to
             self._handle(message)
 
     def _handle(self, message: ToEngine) -> None:

@@ -8,7 +8,7 @@ from enum import IntEnum
 import numpy as np
 
 from fathom.core.kv_cache.hashing import BlockHasher
-from fathom.params import SamplingParams
+from fathom.params import RequestOutputKind, SamplingParams
 from fathom.wire.messages import EngineCoreRequest, FinishReason
 
 
@@ -33,6 +33,7 @@ class Request:
         "choice",
         "end_token_ids",
         "extra_key",
+        "is_watched",
         "key",
         "max_num_tokens",
         "num_awaited_tokens",
@@ -78,6 +79,8 @@ class Request:
         self.end_token_ids = frozenset((*eos_token_ids, *(params.stop_token_ids or ())))
         self.block_hashes: list[bytes] = []
         self.prompt_logprobs_sent = params.prompt_logprobs is None
+        # A stop string is found by the caller, in the text of the tokens that it has.
+        self.is_watched = params.output_kind is not RequestOutputKind.FINAL_ONLY or bool(params.stop_strings)
         self.status = RequestStatus.WAITING
 
     @property

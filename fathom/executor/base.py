@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from concurrent.futures import Future
-from typing import Any
+from typing import Any, Protocol
 
 from fathom.kv_cache_spec import KVCacheConfig, LayerKVSpec
 from fathom.step import SchedulerOutput
+
+
+class Reply(Protocol):
+    """What a call will have returned: a Future, or as much of one as is needed."""
+
+    def result(self) -> list[Any]:
+        """Wait for the workers' results, rank 0 first; raises what a worker raised."""
 
 
 class Executor(ABC):
     """Runs calls on every worker, one after another in the order in which they were submitted."""
 
     @abstractmethod
-    def submit(self, method: str, args: list[Any] | None = None) -> Future[list[Any]]:
-        """Call `method(*args)` on every worker, without waiting if workers run on their own.
-
-        The future holds their results, rank 0 first, or what a worker raised.
-        """
+    def submit(self, method: str, args: list[Any] | None = None) -> Reply:
+        """Call `method(*args)` on every worker, without waiting if workers run on their own."""
 
     @abstractmethod
     def shutdown(self) -> None:
@@ -44,11 +47,11 @@ class Executor(ABC):
         """Run the model once, so that the first request does not pay for what is set up lazily."""
         self.collective_rpc("warm_up")
 
-    def execute_model(self, scheduler_output: SchedulerOutput) -> Future[list[None]]:
+    def execute_model(self, scheduler_output: SchedulerOutput) -> Reply:
         """Launch the forward pass; its logits stay with the workers until sample_tokens."""
         return self.submit("execute_model", [scheduler_output])
 
-    def sample_tokens(self) -> Future[list[Any]]:
+    def sample_tokens(self) -> Reply:
         """Sample from the logits of the last execute_model; rank 0's result is a ModelRunnerOutput.
 
         A call of its own, since what restricts the choice of tokens may be known later than what the forward needs.

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from fathom.errors import ValidationError
-from fathom.executor.base import Executor
+from fathom.executor.base import Executor, Reply
 from fathom.hardware import limit_openmp_spinning
 from fathom.wire.messages import EngineSetup
 
@@ -26,26 +26,42 @@ class UniprocExecutor(Executor):
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="worker") if threaded else None
         self._worker: Any = self._start(_make_worker, setup).result()
 
-    def submit(self, method: str, args: list[Any] | None = None) -> Future[list[Any]]:
+    def submit(self, method: str, args: list[Any] | None = None) -> Reply:
         function = getattr(self._worker, method, None)
         if function is None or method.startswith("_"):
             raise ValidationError(f"the worker has no method {method!r}.", parameter="method", value=method)
-        return self._start(lambda: [function(*(args or ()))])
+        return self._start(_call_one, function, args or ())
 
     def shutdown(self) -> None:
         self._start(self._worker.shutdown).result()
         if self._thread is not None:
             self._thread.shutdown()
 
-    def _start(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
-        if self._thread is not None:
-            return self._thread.submit(function, *args)
-        future: Future[Any] = Future()
+    def _start(self, function: Callable[..., Any], *args: Any) -> Reply:
+        return _Done(function, args) if self._thread is None else self._thread.submit(function, *args)
+
+
+class _Done:
+    """A call that has been made: a Future without the locks that nobody would wait at."""
+
+    __slots__ = ("_error", "_value")
+
+    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        self._error: Exception | None = None
         try:
-            future.set_result(function(*args))
+            self._value = function(*args)
         except Exception as error:
-            future.set_exception(error)
-        return future
+            self._error = error
+
+    def result(self) -> Any:
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+
+def _call_one(function: Callable[..., Any], args: Sequence[Any]) -> list[Any]:
+    """The results of all workers: there is one."""
+    return [function(*args)]
 
 
 def _make_worker(setup: EngineSetup) -> Any:

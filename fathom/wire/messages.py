@@ -161,12 +161,14 @@ class EngineCoreOutputs(msgspec.Struct, tag="outputs"):
     """What one step gave all of its requests. logprobs has one row for each output that asked.
 
     stats, step: where the scheduler stands and what the step was; None with disable_log_stats, or if no step was run.
+    urgent: whether somebody may be waiting for any of this (see core/outbox.py).
     """
 
     outputs: list[EngineCoreOutput]
     logprobs: LogprobsArrays | None = None
     stats: SchedulerStats | None = None
     step: StepStats | None = None
+    urgent: bool = True
 
 
 class RemoteError(msgspec.Struct):

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 ENGINE_IDENTITY = b"engine-0"
 _PREFIX = "fathom-"
 _MAX_FOLDER_BYTES = 96  # a socket's path has at most 103 bytes on macOS, 107 on Linux; "/output" needs 7
+_COPY_BYTES = 65_536  # up to which a copy costs less than being told when the original is no longer needed
 _STALE_AFTER_S = 60.0  # both ends have long connected by then, and need the files no more
 
 
@@ -72,7 +73,10 @@ def open_socket(context: zmq.Context[Any], kind: int, *, bind: str = "", connect
 
 def send(socket: Any, frames: Sequence[Frame]) -> None:
     """Send a message's frames; a PUSH or DEALER at a live peer never blocks."""
-    socket.send_multipart(frames, copy=sum(map(len, frames)) < 65_536)
+    if len(frames) == 1:
+        socket.send(frames[0], copy=len(frames[0]) < _COPY_BYTES)
+    else:
+        socket.send_multipart(frames, copy=sum(map(len, frames)) < _COPY_BYTES)
 
 
 def receive(socket: Any, flags: int = 0) -> list[Frame]:

@@ -15,10 +15,10 @@ also runs an operation of torch's is never replayed.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -35,10 +35,9 @@ MAX_GRAPH_ROWS = 64
 
 @dataclass(frozen=True, slots=True)
 class _RecordedStep:
-    """A graph, and where it leaves its results."""
+    """A graph, and where it leaves its logits."""
 
     graph: Any
-    hidden: Place
     logits: Place
 
 
@@ -56,46 +55,45 @@ class StepGraphs:
         self._max_rows = min(max_num_seqs, MAX_GRAPH_ROWS)
         self._arena = Arena(self._max_rows)
         self._recorded: dict[int, _RecordedStep] = {}
+        self._last_rows, self._last_logits = 0, torch.empty(0)
         self._usable = True
 
-    def covers(self, num_scheduled: np.ndarray, complete: np.ndarray) -> bool:
-        """Whether a step can be replayed: the last token of each request, and not too many of them.
+    def cover(self, num_reqs: int, num_tokens: int, num_complete: int) -> bool:
+        """Whether a step can be replayed: the last token of each request, and not too many of them."""
+        return self._usable and num_tokens == num_reqs == num_complete and num_reqs <= self._max_rows
 
-        num_scheduled [num_reqs]: tokens of each request; complete [num_reqs] bool: whether the last is among them.
+    def run(self, rows: int, inputs: Callable[[], StepInputs]) -> torch.Tensor:
+        """Run a step that they cover; returns logits [rows, vocab_size], which the next call overwrites.
+
+        Args:
+            inputs: the step's tensors. Asked for if the step has to be recorded: a replay knows where they are.
         """
-        rows = len(num_scheduled)
-        return self._usable and rows <= self._max_rows and int(num_scheduled.sum()) == rows and bool(complete.all())
-
-    def run(self, inputs: StepInputs) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run a step that `covers` admits.
-
-        Returns:
-            hidden [rows, hidden_size] and logits [rows, vocab_size]; the next call overwrites them.
-        """
-        rows = len(inputs.input_ids)
         recorded = self._recorded.get(rows)
         if recorded is None:
-            return self._record(inputs, rows)
+            return self._record(inputs(), rows)
         recorded.graph.replay()
-        return self._arena.tensor_at(recorded.hidden), self._arena.tensor_at(recorded.logits)
+        if self._last_rows != rows:
+            self._last_rows, self._last_logits = rows, self._arena.tensor_at(recorded.logits)
+        return self._last_logits
 
-    def _record(self, inputs: StepInputs, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    @torch.inference_mode()
+    def _record(self, inputs: StepInputs, rows: int) -> torch.Tensor:
         """Run the step and keep its graph."""
+        self._last_rows, self._last_logits = 0, torch.empty(0)  # their buffer may be used
         watch = _Watch(self._arena)
         native.cpu.start_recording()
         try:
             with watch:
-                hidden = self._model(inputs.input_ids, inputs.positions, inputs.batch)
-                logits = self._model.compute_logits(hidden)
+                logits = self._model.compute_logits(self._model(inputs.input_ids, inputs.positions, inputs.batch))
         finally:
             graph = native.cpu.stop_recording()
         if watch.foreign is None:
-            self._recorded[rows] = _RecordedStep(graph, self._arena.place_of(hidden), self._arena.place_of(logits))
+            self._recorded[rows] = _RecordedStep(graph, self._arena.place_of(logits))
             logger.debug("recorded a decode step of %d rows: %d kernel calls", rows, len(graph))
         else:
             self._usable = False
             logger.debug("decode steps are not replayed: the model runs %s", watch.foreign)
-        return hidden, logits
+        return logits
 
 
 class _Watch(TorchDispatchMode):

@@ -8,24 +8,25 @@ from __future__ import annotations
 
 import numpy as np
 
+from fathom.kernels.sampling import NO_TOKEN
+from fathom.kernels.step_rows import BatchRows
 from fathom.kv_cache_spec import KVCacheConfig
 from fathom.params import SamplingParams
 from fathom.step import NewRequestData, SchedulerOutput
 from fathom.worker.sample.batch_update import AddedRequest, BatchUpdate, MoveDirectionality, MovedRequest
-from fathom.worker.sample.random import uniform
 
 
 class InputBatch:
     """Rows of requests as arrays, so that a step's inputs are made by indexing, not by loops.
 
-    token_ids: [rows, max_model_len] int32, prompt and generated tokens. num_tokens, num_prompt_tokens,
-    num_computed_tokens: [rows] int64. seeds, choices: [rows] uint64.
+    token_ids: [rows, max_model_len + 1] int32, prompt and generated tokens; the last may be one token too many to be
+    computed. num_tokens, num_prompt_tokens, num_computed_tokens: [rows] int64. seeds, choices: [rows] uint64.
     block_tables: per KV group [rows, max_blocks] int32.
     """
 
     def __init__(self, max_num_seqs: int, max_model_len: int, kv_cache: KVCacheConfig) -> None:
         max_blocks = -(-max_model_len // kv_cache.block_size)
-        self.token_ids = np.zeros((max_num_seqs, max_model_len), np.int32)
+        self.token_ids = np.zeros((max_num_seqs, max_model_len + 1), np.int32)
         self.num_tokens = np.zeros(max_num_seqs, np.int64)
         self.num_prompt_tokens = np.zeros(max_num_seqs, np.int64)
         self.num_computed_tokens = np.zeros(max_num_seqs, np.int64)
@@ -47,6 +48,19 @@ class InputBatch:
             *self.block_tables,
             *self.num_blocks,
         ]
+
+    @property
+    def arrays(self) -> BatchRows:
+        """What a step's inputs are made of, and where its tokens go."""
+        return BatchRows(
+            self.token_ids,
+            self.num_tokens,
+            self.num_computed_tokens,
+            self.num_prompt_tokens,
+            self.seeds,
+            self.choices,
+            self.block_tables,
+        )
 
     @property
     def num_rows(self) -> int:
@@ -71,19 +85,17 @@ class InputBatch:
         moved = self._close_holes(set(holes))
         return BatchUpdate(batch_size=self.num_rows, removed=removed, added=added, moved=moved)
 
-    def uniforms(self, rows: np.ndarray) -> np.ndarray:
-        """The numbers in [0, 1) that these rows' next tokens are drawn with."""
-        positions = self.num_tokens[rows] - self.num_prompt_tokens[rows]
-        return uniform(self.seeds[rows], self.choices[rows], positions.astype(np.uint64))
+    def note_tokens(self, rows: list[int], token_ids: list[int]) -> dict[str, int]:
+        """Tell the processors' live lists what `arrays` have been told; returns request id -> its new token.
 
-    def append_tokens(self, rows: np.ndarray, token_ids: np.ndarray) -> None:
-        """Add a sampled token to each of these rows."""
-        positions = self.num_tokens[rows]
-        fits = positions < self.token_ids.shape[1]
-        self.token_ids[rows[fits], positions[fits]] = token_ids[fits]
-        self.num_tokens[rows] += 1
-        for row, token_id in zip(rows.tolist(), token_ids.tolist(), strict=True):
-            self.output_ids[row].append(token_id)
+        token_ids: one for each of the rows, NO_TOKEN for one that failed.
+        """
+        sampled = {}
+        for row, token_id in zip(rows, token_ids, strict=True):
+            if token_id != NO_TOKEN:
+                self.output_ids[row].append(token_id)
+                sampled[self.request_ids[row]] = token_id
+        return sampled
 
     def _append_row(self) -> int:
         self.request_ids.append("")

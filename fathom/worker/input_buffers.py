@@ -10,6 +10,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from fathom.kernels.step_rows import StepArrays
+from fathom.worker.forward_batch import BlockTables
+
 
 class InputArray:
     """host: what to write to. `on_device` gives the device's view of a part of it."""
@@ -32,6 +35,7 @@ class InputBuffers:
 
     input_ids, positions: [max_tokens] int64. query_start_loc: [max_requests + 1] int32. seq_lens: [max_requests] int32.
     block_tables, slot_mappings: per KV group [max_requests, max_blocks] int32, [max_tokens] int64.
+    step: all of them as the host writes them, and what the host alone needs.
     """
 
     def __init__(
@@ -43,3 +47,21 @@ class InputBuffers:
         self.seq_lens = InputArray((max_requests,), torch.int32, device)
         self.block_tables = [InputArray((max_requests, max_blocks), torch.int32, device) for _ in range(num_groups)]
         self.slot_mappings = [InputArray((max_tokens,), torch.int64, device) for _ in range(num_groups)]
+        self.step = StepArrays(
+            rows=np.zeros(max_requests, np.int64),
+            counts=np.zeros(max_requests, np.int64),
+            complete=np.zeros(max_requests, np.bool_),
+            input_ids=self.input_ids.host,
+            positions=self.positions.host,
+            query_start_loc=self.query_start_loc.host,
+            seq_lens=self.seq_lens.host,
+            block_tables=[table.host for table in self.block_tables],
+            slot_mappings=[slots.host for slots in self.slot_mappings],
+        )
+
+    def tables_on_device(self, num_reqs: int, num_tokens: int, width: int) -> list[BlockTables]:
+        """Per KV group: each request's first `width` blocks, and the slot of each new token."""
+        return [
+            BlockTables(table.on_device(num_reqs)[:, :width], slots.on_device(num_tokens))
+            for table, slots in zip(self.block_tables, self.slot_mappings, strict=True)
+        ]

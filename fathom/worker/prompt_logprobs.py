@@ -30,19 +30,20 @@ class PromptLogprobs:
             self._chunks.pop(request_id, None)
 
     def collect(self, batch: InputBatch, rows: np.ndarray, query_start: np.ndarray, hidden: torch.Tensor) -> None:
-        """Score the prompt tokens that this step's positions predict, before num_computed_tokens moves on.
+        """Score the prompt tokens that this step's positions predict; num_computed_tokens has moved on over them.
 
         Args:
             rows: [num_reqs] batch rows of the step's requests. query_start: [num_reqs + 1].
             hidden: [num_tokens, hidden_size].
         """
-        in_prompt = np.flatnonzero(batch.num_computed_tokens[rows] < batch.num_prompt_tokens[rows] - 1)
+        computed = batch.num_computed_tokens[rows] - np.diff(query_start)
+        in_prompt = np.flatnonzero(computed < batch.num_prompt_tokens[rows] - 1)
         for index in in_prompt.tolist():
             row = int(rows[index])
             k = batch.params[row].prompt_logprobs
             if k is None:
                 continue
-            first = int(batch.num_computed_tokens[row])
+            first = int(computed[index])
             last_target = int(batch.num_prompt_tokens[row]) - 1
             begin, end = int(query_start[index]), int(query_start[index + 1])
             count = min(end - begin, last_target - first)
@@ -55,6 +56,8 @@ class PromptLogprobs:
 
     def take_complete(self, batch: InputBatch) -> dict[str, LogprobsArrays]:
         """The whole prompts' arrays, for each request whose prompt has just been completed."""
+        if not self._chunks:
+            return {}
         done = [
             request_id
             for request_id in self._chunks

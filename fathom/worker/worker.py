@@ -89,10 +89,18 @@ class Worker:
         self._run_dummy_batch(self._ready_runner(), 1, min(8, self._config.scheduler.max_num_batched_tokens))
 
     def execute_model(self, step: SchedulerOutput) -> None:
-        self._ready_runner().execute_model(step)
+        """Run a step's forward pass, under the step's name in a trace."""
+        if self._profiler is None:
+            return self._ready_runner().execute_model(step)
+        with torch.profiler.record_function(step.annotation):
+            return self._ready_runner().execute_model(step)
 
     def sample_tokens(self) -> ModelRunnerOutput:
-        return self._ready_runner().sample_tokens()
+        """Sample from its logits."""
+        if self._profiler is None:
+            return self._ready_runner().sample_tokens()
+        with torch.profiler.record_function("sample_tokens"):
+            return self._ready_runner().sample_tokens()
 
     def describe(self) -> dict[str, Any]:
         """What the model reads for one token, and which kernels do it; see worker/limits.py."""

@@ -262,3 +262,16 @@ def test_a_prefix_loses_its_tail_before_its_head() -> None:
     run_to_end(scheduler, worker)
     scheduler.add_requests(request("again", prompt, 1))
     assert scheduler.schedule().new_requests[0].num_computed_tokens == 12
+
+
+@pytest.mark.parametrize("ends", [{"max_tokens": 2}, {"max_tokens": 100}], ids=["max_tokens", "context"])
+def test_ahead_of_its_results_a_request_is_scheduled_to_its_end_and_not_beyond(ends: dict[str, int]) -> None:
+    kv = kv_config(16)
+    scheduler, worker = make_scheduler(kv, max_model_len=7), SimulatedWorker(kv)
+    scheduler.add_requests(request("a", [1, 2, 3, 4, 5], **ends))
+    steps = [scheduler.schedule() for _ in range(3)]
+    assert [step.num_scheduled_tokens for step in steps] == [{"a": 5}, {"a": 1}, {}]
+    outputs = [scheduler.update_from_output(step, worker.execute(step)).outputs[0] for step in steps[:2]]
+    assert [output.new_token_ids for output in outputs] == [[token] for token in expected_answer([1, 2, 3, 4, 5], 2)]
+    assert [output.finish_reason for output in outputs] == [None, FinishReason.LENGTH]
+    assert not scheduler.has_unfinished_requests()

@@ -119,7 +119,7 @@ def test_a_drawn_token_is_where_the_cumulative_probability_passes_the_number(
     chosen = within_vocab(chosen, row)
     numbers = np.array([uniform])
     before = row.clone()
-    token = int(sampling.draw_tokens(row[None], ONE_ROW, chosen, numbers))
+    token = int(sampling.draw_tokens(row[None], ONE_ROW, chosen, numbers)[0])
     assert torch.equal(row, before)
     result = truncated(row, chosen)
     assert not result[token].isneginf()
@@ -127,7 +127,7 @@ def test_a_drawn_token_is_where_the_cumulative_probability_passes_the_number(
     assert cumulative[token] > uniform - 1e-6
     assert token == 0 or cumulative[token - 1] < uniform + 1e-6
     neutral = DrawSettings.neutral(1, len(row))
-    assert int(sampling.draw_tokens(result[None], ONE_ROW, neutral, numbers)) == token
+    assert int(sampling.draw_tokens(result[None], ONE_ROW, neutral, numbers)[0]) == token
 
 
 @settings(max_examples=200, deadline=None)
@@ -164,11 +164,11 @@ def test_a_row_has_the_same_bits_in_any_batch_on_any_number_of_threads(vocab_siz
     logits, chosen, numbers = full_size_batch(vocab_size)
     every = np.arange(len(KINDS))
 
-    def run(rows: np.ndarray) -> tuple[torch.Tensor, torch.Tensor, LogprobsArrays]:
+    def run(rows: np.ndarray) -> tuple[np.ndarray, torch.Tensor, LogprobsArrays]:
         tokens = sampling.draw_tokens(logits, rows, chosen.of(rows), numbers[rows])
         left = logits.clone()
         sampling.truncate(left, rows, chosen.of(rows))
-        return tokens, left[torch.from_numpy(rows)], logprobs.token_logprobs(logits, rows, tokens.numpy(), 100, True)
+        return tokens, left[torch.from_numpy(rows)], logprobs.token_logprobs(logits, rows, tokens, 100, True)
 
     together = run(every)
     plain = sampling_ref.draw_tokens(logits, every, chosen, numbers)

@@ -57,10 +57,10 @@ def run(
     """One step on a copy of the logits; rows that are not active have no token in the output."""
     numbers = np.full(len(logits), 0.5) if uniforms is None else np.asarray(uniforms, np.float64)
     rows = np.arange(len(logits)) if active is None else np.flatnonzero(active)
-    output = sampler.forward(logits[torch.from_numpy(rows)], rows, lambda drawn: numbers[drawn])
+    output = sampler.forward(logits[torch.from_numpy(rows)], rows, lambda drawn: numbers[drawn].tolist())
     token_ids = np.full(len(logits), NO_TOKEN)
     token_ids[rows] = output.token_ids
-    return dataclasses.replace(output, token_ids=token_ids)
+    return dataclasses.replace(output, token_ids=token_ids)  # an array, as tests want it
 
 
 def process(

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from fathom.kernels.step_rows.random import uniform
 from fathom.params import SamplingParams
 from fathom.worker.sample.interface import BatchUpdate, LogitsProcessor, LogitsProcessorContext
-from fathom.worker.sample.random import uniform
 from tests.sample.helpers import CPU, GREEDY, context, make_sampler, random_logits, run
 
 NAN, INF = float("nan"), float("inf")
@@ -15,11 +15,6 @@ NAN, INF = float("nan"), float("inf")
 def test_greedy_takes_the_best() -> None:
     logits = random_logits(6, 1_000)
     assert run(make_sampler([GREEDY] * 6, 1_000), logits).token_ids.tolist() == logits.argmax(-1).tolist()
-
-
-def test_bfloat16_logits_are_sampled_in_float32() -> None:
-    logits = random_logits(2, 100).to(torch.bfloat16)
-    assert run(make_sampler([GREEDY] * 2, 100), logits).token_ids.tolist() == logits.argmax(-1).tolist()
 
 
 def test_greedy_and_random_rows_share_a_batch() -> None:
@@ -160,13 +155,29 @@ def test_tokens_do_not_depend_on_who_sees_the_logits_in_between() -> None:
             assert run(sampler, logits, numbers).token_ids.tolist() == expected
 
 
+def test_a_new_request_in_a_row_is_not_served_by_the_wishes_of_the_one_before() -> None:
+    rows, logits = [0, 1], random_logits(2, 50)
+    sampler = make_sampler([GREEDY, GREEDY], 50)
+    best = logits.argmax(-1).tolist()
+    assert sampler.forward(logits.clone(), rows, lambda drawn: []).token_ids == best
+    second = int(logits[1].topk(2).indices[1])
+    update = BatchUpdate(
+        2, added=[(1, SamplingParams(temperature=0.0, logit_bias={second: 100.0}, logprobs=0), [], [])]
+    )
+    sampler.update_state(update)
+    output = sampler.forward(logits.clone(), rows, lambda drawn: [])
+    assert output.token_ids == [best[0], second]
+    assert output.logprobs_rows == [1]
+    assert sampler.forward(logits[:1].clone(), [0], lambda drawn: []).logprobs is None
+
+
 def test_numbers_are_asked_for_only_by_rows_that_are_drawn() -> None:
     sampler = make_sampler([GREEDY, SamplingParams(), GREEDY, SamplingParams(top_k=5)], 50)
     asked: list[list[int]] = []
 
-    def uniforms(rows: np.ndarray) -> np.ndarray:
-        asked.append(rows.tolist())
-        return np.full(len(rows), 0.5)
+    def uniforms(rows: list[int]) -> list[float]:
+        asked.append(rows)
+        return [0.5] * len(rows)
 
     logits = random_logits(4, 50)
     sampler.forward(logits[[0, 2]], np.array([0, 2]), uniforms)

@@ -50,9 +50,8 @@ def test_nothing_changed_is_none_even_when_blocks_are_appended() -> None:
 def test_the_output_list_is_live() -> None:
     batch = InputBatch(4, 32, KV)
     (added,) = batch.apply(step([new("a", [1, 2])])).added
-    batch.append_tokens(np.array([0]), np.array([42]))
+    assert batch.note_tokens([0], [42]) == {"a": 42}
     assert added[3] == [42]
-    assert batch.token_ids[0, :3].tolist() == [1, 2, 42]
 
 
 def test_a_new_request_takes_the_place_of_one_that_left() -> None:

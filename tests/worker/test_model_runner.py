@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from fathom.config import EngineConfig
+from fathom.kernels import native
 from fathom.kv_cache_spec import KVCacheConfig, KVCacheGroup, LayerKVSpec
 from fathom.params import SamplingParams
 from fathom.step import NewRequestData, SchedulerOutput
@@ -35,7 +36,9 @@ def make_runner() -> tuple[ModelRunner, EchoModel]:
     device = make_device(EngineConfig.from_options(device="cpu"))
     sampler = Sampler(LogitsProcessorContext(VOCAB, 8), device.torch_device)
     model = EchoModel()
-    return ModelRunner(model, sampler, device, SPECS, KV, 8, 64, 64, "raw_logprobs", use_graphs=True), model
+    return ModelRunner(
+        model, sampler, device, SPECS, KV, 8, 64, 64, "raw_logprobs", use_graphs=native.cpu is not None
+    ), model
 
 
 def new(request_id: str, tokens: list[int], blocks: tuple[list[int], list[int]], computed: int = 0) -> NewRequestData:
@@ -93,3 +96,11 @@ def test_a_running_row_that_is_not_scheduled_is_left_alone() -> None:
     assert runner.sample_tokens().sampled_token_ids == {"b": 7}
     runner.execute_model(step({"a": 1, "b": 1}))
     assert model.input_ids.tolist() == [2, 7]
+
+
+def test_bfloat16_logits_are_sampled_in_float32() -> None:
+    runner, model = make_runner()
+    logits_of = model.compute_logits
+    model.compute_logits = lambda hidden: logits_of(hidden).to(torch.bfloat16)
+    runner.execute_model(step({"a": 2, "b": 1}, [new("a", [1, 2], ([1], [2])), new("b", [40], ([3], [4]))]))
+    assert runner.sample_tokens().sampled_token_ids == {"a": 3, "b": 41}

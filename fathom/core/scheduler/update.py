@@ -12,6 +12,7 @@ class StepUpdate:
 
     def __init__(self) -> None:
         self._outputs: list[EngineCoreOutput] = []
+        self._urgent = False
         self.any_finished = False
 
     def apply(self, request: Request, result: ModelRunnerOutput) -> bool:
@@ -36,14 +37,17 @@ class StepUpdate:
             output.prompt_logprobs = result.prompt_logprobs.get(request_id)
             request.prompt_logprobs_sent = True
         self._outputs.append(output)
-        self.any_finished |= finish_reason is not None
-        return finish_reason is not None
+        finished = finish_reason is not None
+        self.any_finished |= finished
+        # The first token's arrival is measured.
+        self._urgent |= finished or request.is_watched or request.num_tokens == request.num_prompt_tokens + 1
+        return finished
 
     def fail(self, request: Request, message: str) -> None:
         """Tell the caller that this request failed."""
         output = EngineCoreOutput(request.request_id, [], finish_reason=FinishReason.ERROR, error=message)
         self._outputs.append(output)
-        self.any_finished = True
+        self.any_finished = self._urgent = True
 
     def outputs(self, result: ModelRunnerOutput, stats: SchedulerStats | None) -> EngineCoreOutputs:
-        return EngineCoreOutputs(self._outputs, result.logprobs, stats)
+        return EngineCoreOutputs(self._outputs, result.logprobs, stats, urgent=self._urgent or stats is not None)

@@ -1,12 +1,16 @@
 """Choosing a token for each row of logits: the best one, or one that is drawn.
 
-    best_tokens(logits, rows) -> [n] int64
-    draw_tokens(logits, rows, settings, uniforms) -> [n] int64
+    best_tokens(logits, rows) -> [n] int64, on the host
+    draw_tokens(logits, rows, settings, uniforms) -> [n] int64, on the host
     truncate(logits, rows, settings)    in place: what draw_tokens draws from
+
+    choice = make_choice(rows, is_random, settings, vocab_size, device)    for as long as rows and settings stay:
+    choice.choose(logits, uniforms) -> list of n tokens                    drawn where is_random holds, else the best
 
         logits    [..., vocab_size] float32
         rows      [n] int64, the rows of the logits that are meant; the others are not looked at
-        uniforms  [n] float64 in [0, 1), a multiple of 2**-53: the number that a row's token is drawn with
+        uniforms  [n] float64 in [0, 1), a multiple of 2**-53: the number that a row's token is drawn with; choose gets
+                  a list of them, for the random rows
 
 The settings act in this order:
 
@@ -23,22 +27,37 @@ its logits, settings and number alone; drawing from what truncate has left, with
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
 import torch
 
-from fathom.kernels.native import serves
+from fathom.kernels.native import serves, serves_device
 from fathom.kernels.sampling import cpu, ref
 from fathom.kernels.sampling.settings import NO_TOKEN, DrawSettings
 
-__all__ = ["NO_TOKEN", "DrawSettings", "best_tokens", "draw_tokens", "truncate"]
+__all__ = ["NO_TOKEN", "Choice", "DrawSettings", "best_tokens", "draw_tokens", "make_choice", "truncate"]
 
 
-def best_tokens(logits: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
+class Choice(Protocol):
+    """How the tokens of some rows are chosen."""
+
+    def choose(self, logits: torch.Tensor, uniforms: list[float]) -> list[int]: ...
+
+
+def make_choice(
+    rows: np.ndarray, is_random: np.ndarray, settings: DrawSettings, vocab_size: int, device: torch.device
+) -> Choice:
+    """A choice for contiguous logits on this device. is_random: [n] bool."""
+    return (cpu if serves_device(device) else ref).Choice(rows, is_random, settings, vocab_size)
+
+
+def best_tokens(logits: torch.Tensor, rows: np.ndarray) -> np.ndarray:
     """The token with the largest logit, the first of equal ones."""
     return (cpu if serves(logits) else ref).best_tokens(logits, rows)
 
 
-def draw_tokens(logits: torch.Tensor, rows: np.ndarray, settings: DrawSettings, uniforms: np.ndarray) -> torch.Tensor:
+def draw_tokens(logits: torch.Tensor, rows: np.ndarray, settings: DrawSettings, uniforms: np.ndarray) -> np.ndarray:
     """A token of the truncated distribution; the logits stay as they are."""
     return (cpu if serves(logits) else ref).draw_tokens(logits, rows, settings, uniforms)
 

@@ -18,14 +18,14 @@ from fathom.kernels.slices import row_slices
 _HEAD_SIZES = (256, 4096)
 
 
-def best_tokens(logits: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
+def best_tokens(logits: torch.Tensor, rows: np.ndarray) -> np.ndarray:
     """See the package's docstring for shapes and rules."""
     chosen = _take(logits, rows)
     best = chosen.max(dim=-1)
-    return best.indices.masked_fill_(~torch.isfinite(best.values), NO_TOKEN)
+    return best.indices.masked_fill_(~torch.isfinite(best.values), NO_TOKEN).cpu().numpy()
 
 
-def draw_tokens(logits: torch.Tensor, rows: np.ndarray, settings: DrawSettings, uniforms: np.ndarray) -> torch.Tensor:
+def draw_tokens(logits: torch.Tensor, rows: np.ndarray, settings: DrawSettings, uniforms: np.ndarray) -> np.ndarray:
     """See the package's docstring for shapes and rules."""
     numbers = torch.from_numpy(uniforms).to(logits.device)
     tokens = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
@@ -36,7 +36,7 @@ def draw_tokens(logits: torch.Tensor, rows: np.ndarray, settings: DrawSettings, 
         torch.softmax(truncated, dim=-1, out=probs.resize_(0))
         torch.cumsum(probs, dim=-1, dtype=torch.float64, out=cumulative.resize_(0))
         tokens[piece] = _invert(cumulative, numbers[piece])
-    return tokens
+    return tokens.cpu().numpy()
 
 
 def truncate(logits: torch.Tensor, rows: np.ndarray, settings: DrawSettings) -> None:
@@ -44,6 +44,25 @@ def truncate(logits: torch.Tensor, rows: np.ndarray, settings: DrawSettings) -> 
     for piece in row_slices((len(rows), logits.shape[1]), logits.device):
         where = torch.from_numpy(rows[piece]).to(logits.device)
         logits[where] = _truncated(logits[where], settings.of(piece))
+
+
+class Choice:
+    """See the package's docstring."""
+
+    def __init__(self, rows: np.ndarray, is_random: np.ndarray, settings: DrawSettings, vocab_size: int) -> None:
+        self._rows = rows
+        self._best, self._drawn = np.flatnonzero(~is_random), np.flatnonzero(is_random)
+        self._settings = settings.of(self._drawn)
+
+    def choose(self, logits: torch.Tensor, uniforms: list[float]) -> list[int]:
+        """A token for each row."""
+        token_ids = np.empty(len(self._rows), np.int64)
+        if self._best.size:
+            token_ids[self._best] = best_tokens(logits, self._rows[self._best])
+        if self._drawn.size:
+            numbers = np.array(uniforms)
+            token_ids[self._drawn] = draw_tokens(logits, self._rows[self._drawn], self._settings, numbers)
+        return token_ids.tolist()  # type: ignore[no-any-return]
 
 
 def _truncated(logits: torch.Tensor, settings: DrawSettings) -> torch.Tensor:

@@ -29,7 +29,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from fathom.kernels.sampling import NO_TOKEN, DrawSettings, best_tokens, draw_tokens, truncate
+from fathom.kernels.sampling import NO_TOKEN, Choice, DrawSettings, best_tokens, make_choice, truncate
 from fathom.kernels.token_logprobs import token_logprobs
 from fathom.params import SamplingParams
 from fathom.step import LogprobsArrays
@@ -60,13 +60,13 @@ _NOTHING_LEFT = (
 class SamplerOutput:
     """What one call produced.
 
-    token_ids: [n] int64, of the rows that were asked for; NO_TOKEN (-1) for those that failed.
+    token_ids: n, of the rows that were asked for; NO_TOKEN (-1) for those that failed.
     logprobs: one entry per row of `logprobs_rows`, as wide as the widest request of them; None without any.
     logprobs_rows: batch rows in the order of `logprobs`.
     errors: batch row -> why it failed.
     """
 
-    token_ids: np.ndarray
+    token_ids: list[int]
     logprobs: LogprobsArrays | None
     logprobs_rows: list[int]
     errors: dict[int, str]
@@ -101,9 +101,11 @@ class Sampler:
         custom_processors: Sequence[LogitsProcessor] = (),
     ) -> None:
         self._vocab_size = context.vocab_size
+        self._device = device
         self._mode = logprobs_mode
         self._num_logprobs = RowValues(context.max_num_seqs, np.int64)
         self._row_num_logprobs = np.zeros(0, np.int64)
+        self._wishes: _Wishes | None = None
         keep_best = [GuardedProcessor(p) for p in custom_processors if p.is_argmax_invariant()]
         may_change_best = [GuardedProcessor(p) for p in custom_processors if not p.is_argmax_invariant()]
         self._guarded = [*may_change_best, *keep_best]
@@ -117,52 +119,85 @@ class Sampler:
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:
         """Follow the batch's rows; to be called once before each `forward`, with None if nothing changed."""
+        if batch_update is None:
+            for guarded in self._guarded:  # Fathom's own have nothing to do then
+                guarded.update_state(None)
+            return
+        self._wishes = None
         for stage in (*self._before_argmax, *self._before_top_k):
             stage.update_state(batch_update)
-        if batch_update is not None:
-            self._truncation.update_state(batch_update)
-            self._row_num_logprobs = self._num_logprobs.update(batch_update, self._wanted_logprobs)
+        self._truncation.update_state(batch_update)
+        self._row_num_logprobs = self._num_logprobs.update(batch_update, self._wanted_logprobs)
 
     def forward(
-        self, logits: torch.Tensor, rows: np.ndarray, uniforms: Callable[[np.ndarray], np.ndarray]
+        self, logits: torch.Tensor, rows: Sequence[int], uniforms: Callable[[list[int]], list[float]]
     ) -> SamplerOutput:
         """Sample.
 
         Args:
-            logits: [n, vocab_size], of the rows whose token is wanted; may be overwritten if float32.
-            rows: [n] int64, ascending, which rows of the batch those are.
-            uniforms: batch rows -> [rows] float64 in [0, 1), the numbers that their tokens are drawn with; asked
-                for rows that are not greedy.
+            logits: [n, vocab_size] float32, of the rows whose token is wanted; may be overwritten.
+            rows: n, ascending, which rows of the batch those are. Not to be changed afterwards: given the same list
+                again, with no update between, the sampler does not look into it.
+            uniforms: batch rows -> the numbers in [0, 1) that their tokens are drawn with; asked for rows that are
+                not greedy.
         """
-        step = _Step(logits.to(torch.float32), rows)
-        is_random = self._truncation.is_random[rows]
-        greedy, drawn = np.flatnonzero(~is_random), np.flatnonzero(is_random)
-        scored = np.flatnonzero(self._row_num_logprobs[rows] != _NO_LOGPROBS)
-        of_processed = scored.size > 0 and is_processed(self._mode)
+        wishes = self._wishes
+        if wishes is None or wishes.given is not rows:
+            wishes = self._wishes = self._wishes_of(rows)
+        numbers = uniforms(wishes.drawn) if wishes.drawn else []
+        if wishes.plain:  # as in most steps, which the stages' bookkeeping would make longer
+            token_ids = wishes.choice.choose(logits, numbers)
+            if NO_TOKEN not in token_ids:
+                return SamplerOutput(token_ids, None, [], {})
+        return self._forward_by_stages(logits, wishes, numbers)
+
+    @torch.inference_mode()
+    def _forward_by_stages(self, logits: torch.Tensor, wishes: _Wishes, numbers: list[float]) -> SamplerOutput:
+        """`forward` with all that the module's docstring lists. numbers: of the rows that are drawn."""
+        step = _Step(logits, wishes)
+        scored, choice = wishes.scored, wishes.choice
+        of_processed = scored is not None and is_processed(self._mode)
         stages = [stage for stage in self._before_argmax if stage.in_use]
-        late_stages = [stage for stage in self._before_top_k if stage.in_use] if drawn.size or of_processed else []
-        scores_of = _Scored(step.logits, scored)
+        late_stages = [stage for stage in self._before_top_k if stage.in_use] if wishes.drawn or of_processed else []
+        scores_of = None if scored is None else _Scored(step.logits, scored)
         if stages or late_stages:
-            if scored.size and not of_processed:
+            if scored is not None and not of_processed:
                 kept = step.logits[torch.from_numpy(scored).to(step.logits.device)]
-                scores_of = _Scored(kept, np.arange(scored.size))
-            step.fail(_host(best_tokens(step.logits, step.places)) == NO_TOKEN, _NOT_FINITE)
+                scores_of = _Scored(kept, np.arange(len(kept)))
+            step.fail(best_tokens(step.logits, step.places) == NO_TOKEN, _NOT_FINITE)
             step.spread_out(len(self._row_num_logprobs))
             step.apply(stages)
+        if stages or late_stages or of_processed:
+            settings = self._truncate(step, wishes.settings, late_stages, of_processed)
+            choice = self._make_choice(step.places, wishes.is_random, settings)
 
-        if greedy.size:
-            step.token_ids[greedy] = _host(best_tokens(step.logits, step.places[greedy]))
-        settings = self._truncation.settings.of(rows)
-        if late_stages or of_processed:
-            settings = self._truncate(step, settings, late_stages, of_processed)
-        if drawn.size:
-            tokens = draw_tokens(step.logits, step.places[drawn], settings.of(drawn), uniforms(rows[drawn]))
-            step.token_ids[drawn] = _host(tokens)
+        step.token_ids = choice.choose(step.logits, numbers)
         self._take_errors(step)
-        step.fail(step.token_ids == NO_TOKEN, _NOTHING_LEFT if stages or late_stages else _NOT_FINITE)
-        if of_processed:
+        if NO_TOKEN in step.token_ids:
+            step.fail(np.array(step.token_ids) == NO_TOKEN, _NOTHING_LEFT if stages or late_stages else _NOT_FINITE)
+        if scored is not None and of_processed:
             scores_of = _Scored(step.logits, step.places[scored])
         return self._output(step, scores_of, scored)
+
+    def _wishes_of(self, given: Sequence[int]) -> _Wishes:
+        rows = np.asarray(given, np.int64)
+        is_random, settings = self._truncation.is_random[rows], self._truncation.settings.of(rows)
+        scored = np.flatnonzero(self._row_num_logprobs[rows] != _NO_LOGPROBS)
+        places = np.arange(len(rows))
+        return _Wishes(
+            given=given,
+            rows=rows,
+            places=places,
+            is_random=is_random,
+            drawn=rows[is_random].tolist(),
+            scored=scored if scored.size else None,
+            settings=settings,
+            choice=self._make_choice(places, is_random, settings),
+            plain=not scored.size and not any(stage.in_use for stage in (*self._before_argmax, *self._before_top_k)),
+        )
+
+    def _make_choice(self, places: np.ndarray, is_random: np.ndarray, settings: DrawSettings) -> Choice:
+        return make_choice(places, is_random, settings, self._vocab_size, self._device)
 
     def _truncate(
         self, step: _Step, settings: DrawSettings, late_stages: Sequence[Stage], of_processed: bool
@@ -186,22 +221,44 @@ class Sampler:
             for guarded in self._guarded:
                 step.fail_rows(guarded.take_errors(active))
 
-    def _output(self, step: _Step, scores: _Scored, scored: np.ndarray) -> SamplerOutput:
+    def _output(self, step: _Step, scores: _Scored | None, scored: np.ndarray | None) -> SamplerOutput:
         """The step's result, with the logprobs of those scored rows that have not failed."""
-        step.token_ids[~step.alive] = NO_TOKEN
+        if step.errors:
+            step.token_ids = np.where(step.alive, step.token_ids, NO_TOKEN).tolist()
+        if scores is None or scored is None or not step.alive[scored].any():
+            return SamplerOutput(step.token_ids, None, [], step.errors)
         has_token = step.alive[scored]
         scored, places = scored[has_token], scores.places[has_token]
-        if not scored.size:
-            return SamplerOutput(step.token_ids, None, [], step.errors)
         rows = step.rows[scored]
         k = int(self._row_num_logprobs[rows].max())
-        arrays = token_logprobs(scores.logits, places, step.token_ids[scored], k, is_normalised(self._mode))
+        token_ids = np.array(step.token_ids)[scored]
+        arrays = token_logprobs(scores.logits, places, token_ids, k, is_normalised(self._mode))
         return SamplerOutput(step.token_ids, arrays, rows.tolist(), step.errors)
 
     def _wanted_logprobs(self, params: SamplingParams) -> int:
         if params.logprobs is None:
             return _NO_LOGPROBS
         return self._vocab_size if params.logprobs < 0 else min(params.logprobs, self._vocab_size)
+
+
+@dataclass(frozen=True, slots=True)
+class _Wishes:
+    """What the rows of a call want: the same in step after step while the batch stays as it is.
+
+    given: the rows as the caller gave them; rows: [n], the same. places: [n], their rows in the logits.
+    is_random: [n] bool; drawn: the rows where it holds. scored: [m], which of the n want logprobs; None for none.
+    settings: of all of them. choice: of their tokens. plain: nothing stands before the choice, and nothing is scored.
+    """
+
+    given: Sequence[int]
+    rows: np.ndarray
+    places: np.ndarray
+    is_random: np.ndarray
+    drawn: list[int]
+    scored: np.ndarray | None
+    settings: DrawSettings
+    choice: Choice
+    plain: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,12 +276,12 @@ class _Step:
     errors: batch row -> why it failed.
     """
 
-    def __init__(self, logits: torch.Tensor, rows: np.ndarray) -> None:
+    def __init__(self, logits: torch.Tensor, wishes: _Wishes) -> None:
         self.logits = logits
-        self.rows = rows
-        self.places = np.arange(len(rows))
-        self.token_ids = np.full(len(rows), NO_TOKEN, np.int64)
-        self.alive = np.ones(len(rows), np.bool_)
+        self.rows = wishes.rows
+        self.places = wishes.places
+        self.token_ids: list[int] = []
+        self.alive = np.ones(len(self.rows), np.bool_)
         self.errors: dict[int, str] = {}
 
     def fail(self, failed: np.ndarray, message: str) -> None:
@@ -258,7 +315,3 @@ class _Step:
     def apply(self, stages: Sequence[Stage]) -> None:
         for stage in stages:
             self.logits = stage.apply(self.logits).contiguous()
-
-
-def _host(token_ids: torch.Tensor) -> np.ndarray:
-    return token_ids.cpu().numpy()

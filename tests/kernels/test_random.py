@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fathom.worker.sample.random import philox4x32, uniform
+from fathom.kernels.step_rows.random import philox4x32, uniform
 
 # From kat_vectors of Random123, the authors' own implementation.
 KNOWN_ANSWERS = [
