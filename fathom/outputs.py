@@ -170,5 +170,8 @@ class RequestOutput:
                 self.outputs.append(answer)
         self.finished = later.finished
         self.prompt_logprobs = later.prompt_logprobs
-        self.num_cached_tokens = later.num_cached_tokens
+        if self.num_cached_tokens is None or later.num_cached_tokens is None:
+            self.num_cached_tokens = later.num_cached_tokens
+        else:  # of n answers, the one that found the least has computed the rest for the others
+            self.num_cached_tokens = min(self.num_cached_tokens, later.num_cached_tokens)
         self.metrics = later.metrics

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Any
 
 import msgspec
@@ -23,6 +24,8 @@ from fathom.wire.messages import (
 )
 from fathom.wire.sockets import receive
 
+MOST_DECODED = 16
+"""Outputs that wait decoded, at some ten times their size; others wait in the socket."""
 _BOOT_POLL_S = 0.01
 _ALIVE_CHECK_S = 0.5  # where there is no pidfd
 
@@ -61,6 +64,10 @@ class AsyncMPClient(AsyncEngineCoreClient):
         self._engine.send(AbortRequests(request_ids))
 
     async def get_outputs(self) -> EngineCoreOutputs:
+        if self._outputs.empty():
+            self._read()
+            if not self._outputs.empty():  # behind the engine: whoever else waits for the loop has a turn first
+                await asyncio.sleep(0)
         outputs = await self._outputs.get()
         if isinstance(outputs, EngineDeadError):
             self._outputs.put_nowait(outputs)  # for whoever asks next
@@ -103,10 +110,10 @@ class AsyncMPClient(AsyncEngineCoreClient):
                 self._loop.remove_reader(self._engine.pidfd)
         self._watching = False
 
-    def _read(self) -> None:
-        """Take every message that is there."""
+    def _read(self, most: float = MOST_DECODED) -> None:
+        """Take the messages that are there, until `most` outputs wait; `get_outputs` takes the rest."""
         try:
-            while self._watching:
+            while self._watching and self._outputs.qsize() < most:
                 message = self._decoder.decode(receive(self._engine.output, zmq.NOBLOCK))
                 if isinstance(message, EngineCoreOutputs):
                     self._outputs.put_nowait(message)
@@ -122,7 +129,7 @@ class AsyncMPClient(AsyncEngineCoreClient):
         if not self._watching:
             return
         if self._engine.process.poll() is not None:
-            self._read()
+            self._read(math.inf)
             self._fail(self._engine.death())
         elif self._engine.pidfd is None:
             self._loop.call_later(_ALIVE_CHECK_S, self._check_alive)

@@ -15,6 +15,7 @@ import msgspec
 import zmq
 from setproctitle import setproctitle
 
+from fathom.allocator import HeapTrimmer
 from fathom.core.control import to_remote_error
 from fathom.core.engine_core import EngineCore
 from fathom.core.outbox import Outbox
@@ -48,6 +49,7 @@ class EngineCoreProc:
         self._output = output_socket
         self._decoder: Decoder[ToEngine] = Decoder(ToEngine)
         self._encoder = Encoder()
+        self._heap = HeapTrimmer()
         self._outbox = Outbox()
         # Tells of changes only, so a socket must have been read empty before; it is much cheaper than trying to read.
         self._arrived = select.poll()
@@ -59,6 +61,7 @@ class EngineCoreProc:
         It never returns: the process ends with its caller (see `_exit_with_caller`).
         """
         while True:
+            self._heap.tick()
             if self._core.has_work():
                 if self._arrived.poll(0):
                     self._take_messages(block=False)

@@ -57,6 +57,19 @@ def test_cumulative_outputs_take_each_other_s_place() -> None:
     assert len(asyncio.run(read()).outputs[0].token_ids) == 1000
 
 
+@pytest.mark.parametrize("order", [(0, 32), (32, 0)])
+def test_of_several_answers_the_one_that_found_the_least_says_what_was_cached(order: tuple[int, int]) -> None:
+    async def read() -> RequestOutput:
+        collector = OutputCollector(RequestOutputKind.DELTA)
+        for index, num_cached in enumerate(order):
+            found = output(index, 5)
+            found.num_cached_tokens = num_cached
+            collector.put(found)
+        return await collector.get()
+
+    assert asyncio.run(read()).num_cached_tokens == 0
+
+
 def test_an_error_comes_after_what_waits_and_then_always() -> None:
     async def read() -> None:
         collector = OutputCollector(RequestOutputKind.DELTA)

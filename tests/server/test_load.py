@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 import openai
+import psutil
 import pytest
 
 from tests.client.processes import within
@@ -140,6 +141,19 @@ def test_a_slow_reader_gets_everything_and_holds_nobody_up(server: Server) -> No
         token for piece in events for token in json.loads(piece.split(b"\n\n")[0])["choices"][0]["logprobs"]["tokens"]
     ]
     assert len(tokens) == 250
+
+
+def test_idle_connections_hold_nobody_up_and_leave_nothing(server: Server) -> None:
+    host, port = server.url.removeprefix("http://").split(":")
+    process = psutil.Process(server.process.pid)
+    assert server.http.get("/health").status_code == 200
+    before = process.num_fds()
+    with contextlib.ExitStack() as stack:
+        for _ in range(300):
+            stack.enter_context(socket.create_connection((host, int(port))))
+        assert server.post("/v1/completions", prompt="A", max_tokens=2).status_code == 200
+        assert process.num_fds() >= before + 300
+    assert within(5, lambda: process.num_fds() <= before)
 
 
 def test_metrics_add_up(server: Server) -> None:

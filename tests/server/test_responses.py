@@ -239,3 +239,19 @@ def test_a_stream_that_is_cut_off_says_so(server: Server) -> None:
     events = streamed(server, input="Hi", extra_body={"timeout": 0.2, "ignore_eos": True}, **body)
     assert events[-1].type == "response.incomplete"
     assert events[-1].response.incomplete_details.reason == "deadline"
+
+
+def test_what_means_nothing_is_told_from_what_looks_alike(server: Server) -> None:
+    """Found by benchmarks/fuzz.py: to Python, false is 0."""
+    statuses = [
+        server.post("/v1/responses", input="A", max_output_tokens=1, top_logprobs=value).status_code
+        for value in (0, False, None)
+    ]
+    assert statuses == [200, 400, 200]
+
+
+def test_the_document_knows_streams_and_refusals(server: Server) -> None:
+    document = server.http.get("/openapi.json").json()
+    answer = document["paths"]["/v1/responses"]["post"]["responses"]["200"]
+    assert set(answer["content"]) == {"application/json", "text/event-stream"}
+    assert document["components"]["schemas"]["ResponsesRequest"]["properties"]["background"]["enum"] == [None, False]

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 
+from fathom.allocator import HeapTrimmer
 from fathom.errors import EngineDeadError
 from fathom.frontend.async_engine import AsyncLLM
 from fathom.frontend.metrics import PrometheusObserver
@@ -16,6 +17,8 @@ _INTERVAL_S = 1.0
 
 class Heartbeat:
     """At most one question is open at a time. An answer also sets the gauges, which no step does once work has ended.
+
+    Its beat is also when this process tidies up.
 
     Args:
         stall_timeout_s: an engine that has not answered for this long is stalled. A step may take a while, and the
@@ -29,6 +32,7 @@ class Heartbeat:
         self._answered = time.monotonic()
         self._asked = asyncio.Event()
         self._beat = asyncio.Condition()
+        self._heap = HeapTrimmer()
         self.stats = SchedulerStats(0, 0, 0.0, 0, 0, 0, 0)
 
     @property
@@ -50,6 +54,7 @@ class Heartbeat:
                 self._answered = time.monotonic()
                 self.stats = stats
                 self._metrics.scheduler(stats)
+                self._heap.tick()
                 async with self._beat:
                     self._beat.notify_all()
                 with contextlib.suppress(TimeoutError):

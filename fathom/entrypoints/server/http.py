@@ -43,7 +43,7 @@ def check_refusals(struct: msgspec.Struct, where: str = "") -> None:
     """Refuse, by name, fields that are known but not supported, also those of structs within."""
     for name, refusal in refusals_of(type(struct)):
         value = getattr(struct, name)
-        if value is not None and value not in refusal.neutral:
+        if not refusal.lets_pass(value):
             raise bad_request(
                 f"{where}{name} is not supported: {refusal.why}.", f"{where}{name}", "unsupported_parameter"
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -22,6 +23,7 @@ from fathom.entrypoints.server.protocol.messages import (
     InputMessage,
     MessagesRequest,
     TextBlock,
+    TextContent,
     ThinkingBlock,
     ToolChoice,
     ToolResultBlock,
@@ -111,7 +113,7 @@ def _messages(request: CountTokensRequest) -> list[ChatMessage]:
     return messages
 
 
-def _text(content: str | list[TextBlock]) -> str | list[str | dict[str, Any]]:
+def _text(content: str | Sequence[TextContent]) -> str | list[str | dict[str, Any]]:
     if isinstance(content, str):
         return content
     return [{"type": "text", "text": block.text} for block in content]

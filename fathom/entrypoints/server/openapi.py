@@ -43,10 +43,19 @@ OPERATIONS: list[tuple[str, str, str, Any, Any]] = [
     ("post", "/detokenize", "Token ids to text", DetokenizeRequest, DetokenizeAnswer),
     ("get", "/health", "Whether the server serves", None, StatusAnswer),
     ("get", "/ping", "The same", None, StatusAnswer),
+    ("post", "/ping", "The same", None, StatusAnswer),
     ("get", "/version", "Fathom's version", None, VersionAnswer),
     ("get", "/load", "How much is under way", None, LoadAnswer),
     ("get", "/engine/steps", "The engine's last steps", None, StepsAnswer),
 ]
+STREAMED = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/engine/steps"})
+"""Paths whose answers may also come as server-sent events."""
+_EVENT = {
+    "type": "object",
+    "description": "One event. data: JSON, or [DONE].",
+    "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
+    "required": ["data"],
+}
 _ERRORS = {
     "400": "Something is wrong with the request",
     "401": "No key, or a wrong one",
@@ -67,12 +76,15 @@ def document() -> dict[str, Any]:
     schema_of = dict(zip(kinds, schemas, strict=True))
     paths: dict[str, Any] = {}
     for method, path, summary, asked, answered in OPERATIONS:
+        answer = _content("The answer", schema_of[answered])
+        if path in STREAMED:
+            answer["content"]["text/event-stream"] = {"schema": _EVENT}
         error = AnthropicErrorBody if path.startswith(ANTHROPIC_PATH) else ErrorBody
         operation: dict[str, Any] = {
             "summary": summary,
             "operationId": f"{method}{path.translate(str.maketrans('/{}', '_  ')).replace(' ', '')}",
             "responses": {
-                "200": _content("The answer", schema_of[answered]),
+                "200": answer,
                 **{status: _content(words, schema_of[error]) for status, words in _ERRORS.items()},
             },
         }

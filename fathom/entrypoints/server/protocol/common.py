@@ -29,10 +29,24 @@ class EngineRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         Annotated[str, Doc(max_length=512)] | None, Doc(description="Who asks, for the log of requests.")
     ] = None
 
-    temperature: Annotated[float | None, Doc(description="0 is greedy; default: the model's, else 1.")] = None
-    top_p: Annotated[float | None, Doc(description="Share of the distribution that is kept.")] = None
-    presence_penalty: Annotated[float | None, Doc(description="In [-2, 2]; counts generated tokens.")] = None
-    frequency_penalty: Annotated[float | None, Doc(description="In [-2, 2]; counts generated tokens.")] = None
+    temperature: Annotated[
+        float | None, Doc(description="0 is greedy; default: the model's, else 1.", extra_json_schema={"minimum": 0})
+    ] = None
+    top_p: Annotated[
+        float | None,
+        Doc(
+            description="Share of the distribution that is kept.",
+            extra_json_schema={"exclusiveMinimum": 0, "maximum": 1},
+        ),
+    ] = None
+    presence_penalty: Annotated[
+        float | None,
+        Doc(description="In [-2, 2]; counts generated tokens.", extra_json_schema={"minimum": -2, "maximum": 2}),
+    ] = None
+    frequency_penalty: Annotated[
+        float | None,
+        Doc(description="In [-2, 2]; counts generated tokens.", extra_json_schema={"minimum": -2, "maximum": 2}),
+    ] = None
     logit_bias: Annotated[
         Annotated[dict[str, float], Doc(max_length=1024)] | None, Doc(description="Token id -> value in [-100, 100].")
     ] = None
@@ -42,15 +56,26 @@ class EngineRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     ] = None
 
     # vLLM's extensions
-    top_k: Annotated[int | None, Doc(description="Number of best tokens that are kept; 0 or -1: all.")] = None
-    min_p: Annotated[float | None, Doc(description="Least probability, relative to the best token's.")] = None
-    repetition_penalty: Annotated[float | None, Doc(description="At least 1e-6; counts the prompt too.")] = None
+    top_k: Annotated[
+        int | None,
+        Doc(description="Number of best tokens that are kept; 0 or -1: all.", extra_json_schema={"minimum": -1}),
+    ] = None
+    min_p: Annotated[
+        float | None,
+        Doc(
+            description="Least probability, relative to the best token's.",
+            extra_json_schema={"minimum": 0, "maximum": 1},
+        ),
+    ] = None
+    repetition_penalty: Annotated[
+        float | None, Doc(description="At least 1e-6; counts the prompt too.", extra_json_schema={"minimum": 1e-6})
+    ] = None
     stop_token_ids: Annotated[
         Annotated[list[int], Doc(max_length=1024)] | None, Doc(description="The answer ends at one of these tokens.")
     ] = None
     include_stop_str_in_output: Annotated[bool, Doc(description="Keep what ended the answer in its text.")] = False
     ignore_eos: Annotated[bool, Doc(description="Go on past the end-of-sequence token.")] = False
-    min_tokens: Annotated[int, Doc(description="No end before this many tokens.")] = 0
+    min_tokens: Annotated[int, Doc(description="No end before this many tokens.", extra_json_schema={"minimum": 0})] = 0
     skip_special_tokens: Annotated[bool, Doc(description="Leave special tokens out of the text.")] = True
     spaces_between_special_tokens: Annotated[
         bool, Doc(description="Without effect, as no spaces are put there either way.")

@@ -19,11 +19,20 @@ class Refusal:
     why: str
     neutral: tuple[Any, ...] = ()
 
+    def lets_pass(self, value: Any) -> bool:
+        """Whether the value means nothing. False is not 0, as it is not in JSON."""
+        is_flag = isinstance(value, bool)
+        return value is None or any(value == other and is_flag is isinstance(other, bool) for other in self.neutral)
+
 
 def refused(why: str, *neutral: Any) -> msgspec.Meta:
     """The Meta of a field that is refused by name unless it is null or one of the neutral values."""
     allowed = "".join(f" or {value!r}" for value in neutral)
-    return msgspec.Meta(description=f"Refused unless null{allowed}: {why}.", extra={"refusal": Refusal(why, neutral)})
+    return msgspec.Meta(
+        description=f"Refused unless null{allowed}: {why}.",
+        extra={"refusal": Refusal(why, neutral)},
+        extra_json_schema={"enum": [None, *neutral]},
+    )
 
 
 @dataclass(frozen=True)

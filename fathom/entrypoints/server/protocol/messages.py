@@ -14,13 +14,23 @@ _DIRECT = {"type": "direct"}
 # ---------------------------------------------------------------- blocks of messages
 
 
-class TextBlock(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="text"):
-    """A text."""
+class TextContent(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What every block of text holds."""
 
     text: str
     cache_control: CacheControl = None
     citations: Annotated[Any, refused("models do not cite", [])] = None
     parsed_output: Annotated[Any, refused("send the text")] = None
+
+
+class TextBlock(TextContent, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="text"):
+    """A text, one of several kinds of blocks."""
+
+
+class PlainText(TextContent, kw_only=True, forbid_unknown_fields=True):
+    """A text where there is no other kind of block."""
+
+    type: Literal["text"]
 
 
 class ToolUseBlock(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="tool_use"):
@@ -38,7 +48,7 @@ class ToolResultBlock(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, 
     """What a call gave."""
 
     tool_use_id: str
-    content: str | list[TextBlock] = ""
+    content: str | list[PlainText] = ""
     is_error: Annotated[
         bool | None, Doc(description='Puts "Error: " before the content, since templates know no other way to say so.')
     ] = None
@@ -134,7 +144,7 @@ class CountTokensRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=Tru
             max_length=16_384,
         ),
     ]
-    system: Annotated[str | list[TextBlock] | None, Doc(description="A system message before the others.")] = None
+    system: Annotated[str | list[PlainText] | None, Doc(description="A system message before the others.")] = None
     tools: Annotated[
         Annotated[list[ToolDefinition], Doc(max_length=512)] | None,
         Doc(description="Tools that the model may call; the server has none of its own."),

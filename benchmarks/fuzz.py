@@ -1,0 +1,127 @@
+"""Requests made from the server's own OpenAPI document, right ones and wrong ones, for as long as is asked for.
+
+    python -m benchmarks.fuzz --minutes 10
+
+Schemathesis (the extra `fuzz`) makes them and checks each answer: no 5xx; a status, a type and a body that the document
+has for it; what the document forbids is refused; methods are those of the document. What it permits may be refused all
+the same: a schema cannot say that two fields contradict each other. The model is tiny, with random weights. The exit
+code is 1 if a check failed, a process grew, or the server is not well afterwards.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+from benchmarks.served import Footprint, ServedModel
+from benchmarks.soak.memory import GROUPS, fit
+from benchmarks.tiny_model import tiny_model
+
+CHECKS = (
+    "not_a_server_error",
+    "status_code_conformance",
+    "content_type_conformance",
+    "response_headers_conformance",
+    "response_schema_conformance",
+    "negative_data_rejection",
+    "unsupported_method",
+    "allow_header_conformance",
+)
+MOST_GROWTH = 1000.0
+"""Bytes a request by which a process may surely grow; there are too few of them to see less beside the largest ones."""
+_SAMPLE_S = 1.0
+_WARM_UP_SHARE = 0.2
+_FLAGS = ("--max-model-len=512", "--max-num-seqs=16", "--kv-cache-memory-bytes=4000000")
+_GAUGES = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+
+
+class Watch:
+    """Samples footprints and the number of answers until it is left."""
+
+    def __init__(self, server: ServedModel) -> None:
+        self._server = server
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._sample, daemon=True)
+        self.samples: list[tuple[int, dict[str, Footprint]]] = []
+
+    def __enter__(self) -> Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _sample(self) -> None:
+        while not self._over.wait(_SAMPLE_S):
+            self.samples.append((num_answers(self._server.metrics()), self._server.footprints()))
+
+
+def num_answers(metrics: dict[str, float]) -> int:
+    """HTTP answers so far."""
+    return round(sum(value for name, value in metrics.items() if name.startswith("http_requests_total")))
+
+
+def run_schemathesis(url: str, seconds: int, workers: int, seed: int, folder: Path) -> int:
+    """Its exit code: 0 if every check held."""
+    command = ["schemathesis", "--no-color", "run", f"{url}/openapi.json", "--phases=coverage,fuzzing"]
+    command += [f"--max-time={seconds}", f"--workers={workers}", f"--seed={seed}", f"--checks={','.join(CHECKS)}"]
+    command += ["--continue-on-failure", "--request-timeout=60", "--suppress-health-check=all", "--warnings=off"]
+    executable = Path(sys.executable).with_name("schemathesis")
+    return subprocess.run([str(executable), *command[1:]], cwd=folder, env={**os.environ, "COLUMNS": "160"}).returncode
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="fuzz-") as name:
+        folder = Path(name)
+        server = ServedModel(str(tiny_model(folder)), folder, *_FLAGS)
+        try:
+            with Watch(server) as watch:
+                failed = run_schemathesis(
+                    server.url, round(60 * options.minutes), options.workers, options.seed, folder
+                )
+            good = report(server, watch.samples) and not failed
+        finally:
+            left = server.end()
+        print("after SIGTERM: exit code 0, nothing is left" if not left else f"after SIGTERM: {left}   <- WRONG")
+    sys.exit(0 if good and not left else 1)
+
+
+def report(server: ServedModel, samples: list[tuple[int, dict[str, Footprint]]]) -> bool:
+    """Print what became of the server; whether it is well."""
+    metrics = server.metrics()
+    by_status: dict[str, dict[str, int]] = {}
+    for name, value in sorted(metrics.items()):
+        if name.startswith("http_requests_total"):
+            _, path, _, status, _ = name.split('"')
+            by_status.setdefault(path, {})[status] = round(value)
+    for path, counts in by_status.items():
+        print(f"{path:34} " + ", ".join(f"{count:,} x {status}" for status, count in counts.items()))
+    good = all(metrics[name] == 0 for name in _GAUGES)
+    print(f"{num_answers(metrics):,} answers; in the end " + ", ".join(f"{name} {metrics[name]:g}" for name in _GAUGES))
+    kept = samples[int(len(samples) * _WARM_UP_SHARE) :]
+    if len(kept) < GROUPS:
+        return good
+    for process in kept[0][1]:
+        held = [footprints[process] for _, footprints in kept]
+        slope = fit([number for number, _ in kept], [footprint.nbytes for footprint in held])
+        descriptors = max(footprint.descriptors for footprint in held)
+        print(
+            f"{process:34} {slope}; {held[0].nbytes / 1e6:.1f} to {held[-1].nbytes / 1e6:.1f} MB; {descriptors} files"
+        )
+        good &= slope.bytes_per_request - slope.uncertainty < MOST_GROWTH
+    return good
+
+
+if __name__ == "__main__":
+    main()
