@@ -14,21 +14,6 @@ inline void rotate_head(float* output, const float* input, const float* cos, con
   }
 }
 
-// Has the processor fetch where a token's keys and values will be written: a line for each dimension or two of a key.
-template <typename Stored>
-inline void fetch_slot(const KVCache& cache, int64_t slot) {
-  const Pages<Stored> pages = {cache};
-  const int64_t block = slot / cache.block_size, offset = slot % cache.block_size;
-  const int64_t dimension_bytes = cache.block_size * sizeof(Stored), step = std::max(kLine, dimension_bytes);
-  for (int64_t head = 0; head < cache.num_kv_heads; ++head) {
-    const char* key = reinterpret_cast<const char*>(pages.keys(block, head) + offset);
-    const char* value = reinterpret_cast<const char*>(pages.values(block, head) + offset * cache.head_dim);
-    for (int64_t byte = 0; byte < cache.head_dim * dimension_bytes; byte += step) __builtin_prefetch(key + byte, 1);
-    for (int64_t byte = 0; byte < cache.head_dim * int64_t{sizeof(Stored)}; byte += kLine)
-      __builtin_prefetch(value + byte, 1);
-  }
-}
-
 // One token of a step; `memory` has room for two heads.
 template <typename Stored>
 inline void rotate_and_store_token(const RotateAndStoreArgs& args, int64_t token, float* memory) {
@@ -67,13 +52,8 @@ inline void rotate_and_store(const RotateAndStoreArgs& args) {
     pool().run((args.num_tokens + step - 1) / step, [&](int64_t part) {
       static thread_local std::vector<float> memory;
       float* heads = scratch(memory, 2 * args.cache.head_dim);
-      const int64_t end = std::min(args.num_tokens, (part + 1) * step), block_size = args.cache.block_size;
-      for (int64_t token = part * step; token < end; ++token) {
-        // A decode's blocks have been out of the caches since the last step; a prefill's tokens share theirs.
-        if (token + 1 < end && args.slots[token + 1] / block_size != args.slots[token] / block_size)
-          fetch_slot<decltype(stored)>(args.cache, args.slots[token + 1]);
+      for (int64_t token = part * step; token < std::min(args.num_tokens, (part + 1) * step); ++token)
         rotate_and_store_token<decltype(stored)>(args, token, heads);
-      }
     });
   });
 }
