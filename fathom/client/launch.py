@@ -12,11 +12,9 @@ engine exits; the engine reads a pipe that closes when the caller exits, by kill
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
-import sys
 import time
 import weakref
 from pathlib import Path
@@ -28,6 +26,7 @@ from fathom import env
 from fathom.client.base import raise_remote
 from fathom.client.interrupts import InterruptsDeferred
 from fathom.errors import EngineDeadError, EngineStartError
+from fathom.spawn import python_command
 from fathom.wire.codec import Decoder, Encoder
 from fathom.wire.messages import (
     EngineFailed,
@@ -47,11 +46,6 @@ from fathom.wire.sockets import (
     send,
 )
 
-# Ctrl-C is for the caller, who tells the engine what to do.
-_BOOTSTRAP = (
-    "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); import sys, json; "
-    "sys.path[:] = json.loads(sys.argv[1]); from fathom.core.proc import main; main(sys.argv[2:])"
-)
 _POLL_MS = 500  # how often a dead engine is looked for where there is no pidfd
 _LAST_WORDS_MS = 200  # what a process sent before it ended may still be on its way
 
@@ -100,10 +94,10 @@ class EngineProcess:
         self._timeout_s = timeout_s
         self._deadline = time.monotonic() + timeout_s
 
-    def start(self, setup: EngineSetup) -> None:
-        """Tell the process, once it has said hello, what to build."""
+    def start(self, setup: EngineSetup, fronts: bool = False) -> None:
+        """Tell the process, once it has said hello, what to build, and whether its requests will come from fronts."""
         try:
-            self.send(StartEngine(setup, self.spawn_time))
+            self.send(StartEngine(setup, self.spawn_time, fronts))
         except EngineDeadError:
             self.boot_message()
             raise
@@ -204,13 +198,10 @@ def exit_words(code: int | None) -> str:
 
 
 def _spawn(folder: Path) -> tuple[subprocess.Popen[bytes], int]:
-    """The process, and the end of its pipe that keeps it alive as long as it is open and silent.
-
-    It gets our sys.path whole, so -P: nothing in the working directory may pose as a module before that.
-    """
-    paths = json.dumps([path for path in sys.path if isinstance(path, str)])
+    """The process, and the end of its pipe that keeps it alive as long as it is open and silent."""
     alive_read, alive_write = os.pipe()
-    command = [sys.executable, "-P", "-c", _BOOTSTRAP, paths, str(folder), str(alive_read)]
+    # Signals to all of a group are for the caller, who tells the engine what to do.
+    command = python_command("fathom.core.proc", str(folder), str(alive_read), ignored=("SIGINT", "SIGTERM"))
     try:
         environment = {**os.environ, "FATHOM_IN_ENGINE_PROCESS": "1"}
         process = subprocess.Popen(command, pass_fds=(alive_read,), stdin=subprocess.DEVNULL, env=environment)

@@ -10,6 +10,7 @@ import msgspec
 from fathom.core.scheduler.scheduler import Scheduler
 from fathom.errors import FathomError, ValidationError
 from fathom.executor.base import Executor
+from fathom.wire.codec import Encoder, Frame
 from fathom.wire.messages import RemoteError, UtilityCall, UtilityReply
 
 
@@ -40,6 +41,10 @@ class ControlOperations:
         """Record every step with torch's profiler until stop_profile writes the trace to `folder`."""
         self._executor.collective_rpc("start_profile", [folder])
 
+    def is_profiling(self) -> bool:
+        """Whether steps are being recorded."""
+        return any(self._executor.collective_rpc("is_profiling"))
+
     def stop_profile(self) -> list[str]:
         """Stop recording; returns the trace files, one for each worker that was recording."""
         return [path for path in self._executor.collective_rpc("stop_profile") if path is not None]
@@ -63,6 +68,14 @@ class ControlOperations:
                 value=name,
             )
         return operation
+
+
+def encode_reply(encoder: Encoder, reply: UtilityReply) -> list[Frame]:
+    """A reply as frames; one that cannot be sent becomes the error that says so."""
+    try:
+        return encoder.encode(reply)
+    except Exception as error:  # a worker's method returned what is not plain data
+        return encoder.encode(UtilityReply(reply.call_id, error=to_remote_error(error)))
 
 
 def to_remote_error(error: BaseException) -> RemoteError:

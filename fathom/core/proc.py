@@ -16,25 +16,33 @@ import zmq
 from setproctitle import setproctitle
 
 from fathom.allocator import HeapTrimmer
-from fathom.core.control import to_remote_error
+from fathom.core.control import encode_reply, to_remote_error
 from fathom.core.engine_core import EngineCore
+from fathom.core.fronts import Fronts
 from fathom.core.outbox import Outbox
 from fathom.hardware import limit_openmp_spinning
 from fathom.log import setup_logging
 from fathom.phases import Phases
-from fathom.wire.codec import Decoder, Encoder, Frame
+from fathom.wire.codec import Decoder, Encoder
 from fathom.wire.messages import (
     AbortRequests,
     AddRequests,
     EngineCoreOutputs,
     EngineFailed,
     EngineHello,
+    FrontGone,
     StartEngine,
     ToEngine,
     UtilityCall,
-    UtilityReply,
 )
-from fathom.wire.sockets import input_address, open_socket, output_address, remove_socket_folder, send
+from fathom.wire.sockets import (
+    fronts_address,
+    input_address,
+    open_socket,
+    output_address,
+    remove_socket_folder,
+    send,
+)
 
 logger = logging.getLogger(__name__)
 _PARENT_CHECK_S = 0.5
@@ -63,7 +71,7 @@ class EngineCoreProc:
         while True:
             self._heap.tick()
             if self._core.has_work():
-                if self._arrived.poll(0):
+                if self._has_arrived():
                     self._take_messages(block=False)
             else:
                 self._send(self._outbox.take())
@@ -71,7 +79,13 @@ class EngineCoreProc:
             if self._core.has_work():
                 outputs = self._core.step()
                 if outputs.outputs or outputs.step is not None:  # the step of a prompt's chunk has numbers only
-                    self._send(self._outbox.add(outputs))
+                    self._deliver(outputs)
+
+    def _has_arrived(self) -> bool:
+        return bool(self._arrived.poll(0))
+
+    def _deliver(self, outputs: EngineCoreOutputs) -> None:
+        self._send(self._outbox.add(outputs))
 
     def _send(self, messages: list[EngineCoreOutputs]) -> None:
         for message in messages:
@@ -99,13 +113,36 @@ class EngineCoreProc:
         elif isinstance(message, AbortRequests):
             self._core.abort_requests(message)
         elif isinstance(message, UtilityCall):
-            send(self._output, self._encode_reply(self._core.call(message)))
+            send(self._output, encode_reply(self._encoder, self._core.call(message)))
 
-    def _encode_reply(self, reply: UtilityReply) -> list[Frame]:
-        try:
-            return self._encoder.encode(reply)
-        except Exception as error:  # a worker's method returned what cannot be sent
-            return self._encoder.encode(UtilityReply(reply.call_id, error=to_remote_error(error)))
+
+class SharedEngineProc(EngineCoreProc):
+    """An engine whose requests come from fronts. The caller who started it says when one of them is gone."""
+
+    def __init__(self, core: EngineCore, input_socket: Any, output_socket: Any, fronts_socket: Any) -> None:
+        super().__init__(core, input_socket, output_socket)
+        self._fronts = Fronts(core, fronts_socket)
+        self._poller = zmq.Poller()
+        for socket in (input_socket, fronts_socket):
+            self._poller.register(socket, zmq.POLLIN)
+
+    def _has_arrived(self) -> bool:
+        return True  # a ROUTER's descriptor does not tell, once it has been sent through
+
+    def _take_messages(self, block: bool) -> None:
+        if block:
+            self._poller.poll()
+        super()._take_messages(block=False)
+        self._fronts.take_messages()
+
+    def _handle(self, message: ToEngine) -> None:
+        if isinstance(message, FrontGone):
+            self._fronts.drop(message.identity)
+        else:
+            super()._handle(message)
+
+    def _deliver(self, outputs: EngineCoreOutputs) -> None:
+        self._fronts.deliver(outputs)
 
 
 def run_engine_core(folder: Path) -> None:
@@ -123,6 +160,10 @@ def run_engine_core(folder: Path) -> None:
         phases = Phases(start.spawn_time)
         phases.mark("start process, import")
         core = EngineCore(start.setup, phases)
+        proc = EngineCoreProc(core, input_socket, output_socket)
+        if start.fronts:
+            fronts_socket = open_socket(context, zmq.ROUTER, bind=fronts_address(folder))
+            proc = SharedEngineProc(core, input_socket, output_socket, fronts_socket)
     except Exception as error:
         send(input_socket, encoder.encode(EngineFailed(to_remote_error(error))))
         context.destroy(linger=2000)
@@ -130,7 +171,7 @@ def run_engine_core(folder: Path) -> None:
     gc.freeze()  # what the boot has made stays; looking through it in every full collection would cost a step 100 ms
     send(input_socket, encoder.encode(core.ready))
     try:
-        EngineCoreProc(core, input_socket, output_socket).run_busy_loop()
+        proc.run_busy_loop()
     finally:
         core.close()
 

@@ -24,6 +24,7 @@ from fathom.frontend.stats import EngineObserver, StatsLogger
 from fathom.log import setup_logging
 from fathom.outputs import RequestOutput
 from fathom.params import SamplingParams
+from fathom.wire.messages import EngineReady
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +36,10 @@ class AsyncLLM(ControlMixin):
     """Make one with `await AsyncLLM.start(config)`.
 
     `self.config` is what the engine runs with, nothing left open.
+
+    Args:
+        front: the name of this caller, if it is one of several of the engine: the seeds that it gives to requests
+            without one are its own.
     """
 
     engine_core: AsyncEngineCoreClient
@@ -44,15 +49,16 @@ class AsyncLLM(ControlMixin):
         prepared: boot.Prepared,
         client: AsyncEngineCoreClient,
         tokenizer: Any,
-        ready: Any,
+        ready: EngineReady,
         observer: EngineObserver,
+        front: str = "",
     ) -> None:
         self.ready = ready
         self.config = boot.fitted_config(prepared.setup.config, ready)
         self.model_config = prepared.setup.model_config
         self.tokenizer = tokenizer
         self.engine_core = client
-        self.input_processor = boot.make_input_processor(prepared, self.config, tokenizer)
+        self.input_processor = boot.make_input_processor(prepared, self.config, tokenizer, front)
         self.output_processor = OutputProcessor(tokenizer, observer)
         self.stats = StatsLogger()
         self._observer = observer

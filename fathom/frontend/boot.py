@@ -93,11 +93,16 @@ def fitted_config(config: EngineConfig, ready: EngineReady) -> EngineConfig:
     return config.replace(max_model_len=ready.max_model_len)
 
 
-def make_input_processor(prepared: Prepared, config: EngineConfig, tokenizer: Tokenizer | None) -> InputProcessor:
-    """The InputProcessor of a running engine."""
+def make_input_processor(
+    prepared: Prepared, config: EngineConfig, tokenizer: Tokenizer | None, front: str = ""
+) -> InputProcessor:
+    """The InputProcessor of a running engine, or of one of its fronts."""
     if config.model.max_model_len is None:
         raise ConfigError("the config is not resolved", parameter="max_model_len")
     model_config = prepared.setup.model_config
+    seed: int | str | None = config.model.seed
+    if front and seed is not None:
+        seed = f"{seed} {front}"
     generation_config = {} if config.model.generation_config == "none" else load_generation_config(prepared.model)
     return InputProcessor(
         tokenizer,
@@ -106,7 +111,7 @@ def make_input_processor(prepared: Prepared, config: EngineConfig, tokenizer: To
         max_logprobs=config.model.max_logprobs,
         eos_token_ids=_eos_token_ids(prepared, tokenizer),
         default_params=default_sampling_params(generation_config),
-        seed=config.model.seed,
+        seed=seed,
     )
 
 

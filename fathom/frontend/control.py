@@ -28,6 +28,10 @@ class ControlMixin:
         """Record every step with torch's profiler until stop_profile, which writes the trace to `folder`."""
         return self.engine_core.call("start_profile", folder)
 
+    def is_profiling(self) -> Any:
+        """Whether steps are being recorded."""
+        return self.engine_core.call("is_profiling")
+
     def stop_profile(self) -> Any:
         """Stop recording; the trace files, one for each worker."""
         return self.engine_core.call("stop_profile")

@@ -63,7 +63,7 @@ class InputProcessor:
         max_logprobs: int,
         eos_token_ids: Sequence[int],
         default_params: SamplingParams,
-        seed: int | None,
+        seed: int | str | None,
     ) -> None:
         self.tokenizer = tokenizer
         self.max_model_len = max_model_len

@@ -1,5 +1,9 @@
 """PrometheusObserver: what happens to answers, as Prometheus metrics with vLLM's names and meanings, under `fathom:`.
 
+    answers   counted where they are served. Several processes that serve one engine count in files that they share
+              (prometheus_client's multiprocess mode), so that each can tell the sum, also of those that have ended.
+    engine    its own numbers, the same whoever asks: told as they are, and never added up.
+
 Counters count what usage counts: a prompt once, however many answers it has, and each generated token once, also after
 a preemption. Latencies have finer buckets than vLLM's, since a small model's token takes less than 10 ms.
 """
@@ -7,10 +11,14 @@ a preemption. Latencies have finer buckets than vLLM's, since a small model's to
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.registry import Collector
 
 from fathom.frontend.stats import EngineObserver
 from fathom.wire.messages import EngineCoreOutputs, SchedulerStats
@@ -51,40 +59,42 @@ class PrometheusObserver(EngineObserver):
 
     Args:
         model_name: the value of the label of that name.
+        shared: the folder in which all processes that serve the engine count. In each of them
+            PROMETHEUS_MULTIPROC_DIR must have named it before prometheus_client was imported.
+        counts_steps: whether this process observes the engine's steps; one of those that share a folder does.
     """
 
-    def __init__(self, model_name: str) -> None:
+    def __init__(self, model_name: str, shared: Path | None = None, counts_steps: bool = True) -> None:
         self.registry = CollectorRegistry()
-        ProcessCollector(registry=self.registry)
         self._labels = {"model_name": model_name, "engine": "0"}
-        self._step_tokens = 0
-        self._seen = SchedulerStats(0, 0, 0.0, 0, 0, 0, 0)
-        self._make_gauges_and_counters()
+        self._counts_steps = counts_steps
+        self._engine = EngineNumbers(self._labels)
+        self._told = self.registry
+        if shared is None:
+            ProcessCollector(registry=self._told)
+        else:
+            self._told = CollectorRegistry()
+            MultiProcessCollector(self._told, str(shared))  # type: ignore[no-untyped-call]
+        self._told.register(self._engine)
+        self._make_counters()
         self._make_histograms()
 
     # ---------------------------------------------------------------- what the engine tells
 
     def step(self, step: EngineCoreOutputs) -> None:
         """Take in the scheduler's numbers and the size of the step."""
-        if self._step_tokens:
-            self._iteration_tokens.observe(self._step_tokens)
-            self._step_tokens = 0
+        if step.step is not None and self._counts_steps:
+            self._iteration_tokens.observe(step.step.context_tokens + step.step.generation_tokens)
         if step.stats is not None:
             self.scheduler(step.stats)
 
     def scheduler(self, stats: SchedulerStats) -> None:
-        """Set the gauges, and move the engine's counters to where they are now."""
-        self._running.set(stats.num_running)
-        self._waiting.set(stats.num_waiting)
-        self._kv_usage.set(stats.kv_cache_usage)
-        for name, counter in self._engine_counters.items():
-            counter.inc(max(0, getattr(stats, name) - getattr(self._seen, name)))
-        self._seen = stats
+        """The engine's numbers of now."""
+        self._engine.stats = stats
 
     def tokens(self, state: RequestState, num_new: int, gap_s: float | None) -> None:
         """Count new tokens; with the first of them the prompt, and the time to it."""
         self._generation_tokens.inc(num_new)
-        self._step_tokens += num_new
         if gap_s is not None:
             self._inter_token.observe(max(0.0, gap_s) / num_new)
             return
@@ -93,7 +103,6 @@ class PrometheusObserver(EngineObserver):
         if state.index == 0:
             self._prompt_tokens.inc(length)
             self._cached_tokens.inc(state.num_cached_tokens)
-            self._step_tokens += length - state.num_cached_tokens
 
     def finished(self, state: RequestState) -> None:
         """Count the answer under its reason, and observe its sizes and times."""
@@ -131,19 +140,11 @@ class PrometheusObserver(EngineObserver):
 
     def text(self) -> bytes:
         """All metrics in Prometheus' text format."""
-        return generate_latest(self.registry)
+        return generate_latest(self._told)
 
     # ---------------------------------------------------------------- the metrics
 
-    def _make_gauges_and_counters(self) -> None:
-        self._running = self._gauge("num_requests_running", "Answers in the engine's batch.")
-        self._waiting = self._gauge("num_requests_waiting", "Answers that wait for a place in the batch.")
-        self._kv_usage = self._gauge("kv_cache_usage_perc", "Share of the KV cache in use; 1 is all.")
-        self._engine_counters = {
-            "prefix_cache_queries": self._counter("prefix_cache_queries", "Prompt tokens looked up in the cache."),
-            "prefix_cache_hits": self._counter("prefix_cache_hits", "Prompt tokens found in the cache."),
-            "num_preemptions": self._counter("num_preemptions", "Times that an answer lost its place."),
-        }
+    def _make_counters(self) -> None:
         self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens, each prompt once.")
         self._cached_tokens = self._counter("prompt_tokens_cached", "Prompt tokens that the prefix cache had.")
         self._generation_tokens = self._counter("generation_tokens", "Generated tokens.")
@@ -179,12 +180,38 @@ class PrometheusObserver(EngineObserver):
         self._params_max_tokens = tokens("request_params_max_tokens", "max_tokens of requests.", _TOKENS)
         self._request_preemptions = self._histogram("request_num_preemptions", "Preemptions by answer.", _SMALL)
 
-    def _gauge(self, name: str, words: str) -> Gauge:
-        return Gauge(f"fathom:{name}", words, list(self._labels), registry=self.registry).labels(**self._labels)
-
     def _counter(self, name: str, words: str) -> Counter:
         return Counter(f"fathom:{name}", words, list(self._labels), registry=self.registry).labels(**self._labels)
 
     def _histogram(self, name: str, words: str, buckets: Sequence[float]) -> Histogram:
         metric = Histogram(f"fathom:{name}", words, list(self._labels), buckets=buckets, registry=self.registry)
         return metric.labels(**self._labels)
+
+
+class EngineNumbers(Collector):
+    """The engine's gauges and counters as it told them last; its counters begin anew with a new engine."""
+
+    def __init__(self, labels: dict[str, str]) -> None:
+        self.stats = SchedulerStats(0, 0, 0.0, 0, 0, 0, 0)
+        self._labels = labels
+
+    def collect(self) -> Iterator[Metric]:
+        """Called by the registry for each scrape."""
+        stats = self.stats
+        yield self._gauge("num_requests_running", "Answers in the engine's batch.", stats.num_running)
+        yield self._gauge("num_requests_waiting", "Answers that wait for a place in the batch.", stats.num_waiting)
+        yield self._gauge("kv_cache_usage_perc", "Share of the KV cache in use; 1 is all.", stats.kv_cache_usage)
+        queries, hits = stats.prefix_cache_queries, stats.prefix_cache_hits
+        yield self._counter("prefix_cache_queries", "Prompt tokens looked up in the cache.", queries)
+        yield self._counter("prefix_cache_hits", "Prompt tokens found in the cache.", hits)
+        yield self._counter("num_preemptions", "Times that an answer lost its place.", stats.num_preemptions)
+
+    def _gauge(self, name: str, words: str, value: float) -> Metric:
+        family = GaugeMetricFamily(f"fathom:{name}", words, labels=list(self._labels))
+        family.add_metric(list(self._labels.values()), value)
+        return family
+
+    def _counter(self, name: str, words: str, value: float) -> Metric:
+        family = CounterMetricFamily(f"fathom:{name}", words, labels=list(self._labels))
+        family.add_metric(list(self._labels.values()), value)
+        return family

@@ -1,7 +1,11 @@
 """Every message that crosses the process boundary, as msgspec structs.
 
-caller -> engine:  StartEngine (once), then AddRequests | AbortRequests | UtilityCall
+caller -> engine:  StartEngine (once), then AddRequests | AbortRequests | UtilityCall | FrontGone
 engine -> caller:  EngineHello, EngineReady or EngineFailed (once each), then EngineCoreOutputs | UtilityReply
+front  -> engine:  AddRequests | AbortRequests | UtilityCall
+engine -> front:   EngineCoreOutputs | UtilityReply
+
+A front is one of several processes that share the engine of their caller; see core/fronts.py.
 
 In-process, the same structs are handed over as they are.
 """
@@ -90,13 +94,24 @@ class UtilityCall(msgspec.Struct, tag="utility"):
 
 
 class StartEngine(msgspec.Struct, tag="start"):
-    """The first message to a new engine process. spawn_time: the caller's time.time() when it was spawned."""
+    """The first message to a new engine process.
+
+    spawn_time: the caller's time.time() when it was spawned. fronts: whether requests come from fronts.
+    """
 
     setup: EngineSetup
     spawn_time: float
+    fronts: bool = False
 
 
-ToEngine = StartEngine | AddRequests | AbortRequests | UtilityCall
+class FrontGone(msgspec.Struct, tag="front_gone"):
+    """The process of a front has ended; its requests are to be dropped. identity: its socket's."""
+
+    identity: bytes
+
+
+FromFront = AddRequests | AbortRequests | UtilityCall
+ToEngine = StartEngine | FromFront | FrontGone
 
 
 class EngineCoreOutput(msgspec.Struct, array_like=True, gc=False):

@@ -1,7 +1,8 @@
-"""The two sockets between a caller and its engine: unix sockets in a folder that only this user can enter.
+"""The sockets between an engine and those who use it: unix sockets in a folder that only this user can enter.
 
-caller  ROUTER, bound at <folder>/input   ->  engine  DEALER     requests
-caller  PULL,   bound at <folder>/output  <-  engine  PUSH       outputs and replies
+caller  ROUTER, bound at <folder>/input   ->  engine  DEALER                              requests
+caller  PULL,   bound at <folder>/output  <-  engine  PUSH                                outputs and replies
+front   DEALER                            <-> engine  ROUTER, bound at <folder>/fronts    both, if there are fronts
 """
 
 from __future__ import annotations
@@ -50,10 +51,16 @@ def output_address(folder: Path) -> str:
     return f"ipc://{folder}/output"
 
 
-def open_socket(context: zmq.Context[Any], kind: int, *, bind: str = "", connect: str = "") -> Any:
+def fronts_address(folder: Path) -> str:
+    return f"ipc://{folder}/fronts"
+
+
+def open_socket(
+    context: zmq.Context[Any], kind: int, *, bind: str = "", connect: str = "", identity: bytes = ENGINE_IDENTITY
+) -> Any:
     """A socket without queue limits that never delays the process's exit.
 
-    A ROUTER refuses to send to an engine that is not there (instead of dropping the message), and a DEALER
+    A ROUTER refuses to send to a peer that is not there (instead of dropping the message), and a DEALER
     says who it is.
     """
     socket = context.socket(kind)
@@ -63,7 +70,7 @@ def open_socket(context: zmq.Context[Any], kind: int, *, bind: str = "", connect
     if kind == zmq.ROUTER:
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
     if kind == zmq.DEALER:
-        socket.setsockopt(zmq.IDENTITY, ENGINE_IDENTITY)
+        socket.setsockopt(zmq.IDENTITY, identity)
     if bind:
         socket.bind(bind)
     if connect:

@@ -117,6 +117,10 @@ class Worker:
         profiler.start()
         self._profiler = (profiler, folder)
 
+    def is_profiling(self) -> bool:
+        """Whether steps are being recorded."""
+        return self._profiler is not None
+
     def stop_profile(self) -> str | None:
         """Write the trace and return its path; None if nothing was being recorded."""
         if self._profiler is None:

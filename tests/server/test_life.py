@@ -48,6 +48,9 @@ def nothing_is_left(server: Server, engine: Any) -> bool:
     ("arguments", "code", "words"),
     [
         (["--port={port}"], 1, "is in use"),
+        (["--port={port}", "--api-server-count=2"], 1, "is in use"),
+        (["--api-server-count=0"], 1, "api_server_count"),
+        (["--model=/no/such/model", "--api-server-count=2"], 1, "/no/such/model"),
         (["--host=192.0.2.1"], 1, "cannot listen at"),
         (["--no-such-flag"], 2, "--no-such-flag"),
         (["--port=many"], 2, "--port"),

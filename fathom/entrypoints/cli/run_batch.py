@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,9 +76,9 @@ async def _run(
     config: EngineConfig, settings: ServerSettings, source: Path, output: OutputFile, num_rows: int
 ) -> Tally:
     from fathom.entrypoints.batch.run import BatchRun
-    from fathom.entrypoints.server.admission import Admission
     from fathom.entrypoints.server.app import create_app
     from fathom.entrypoints.server.serving import Serving, model_names
+    from fathom.entrypoints.server.under_way import OwnCounts
     from fathom.frontend.async_engine import AsyncLLM
     from fathom.frontend.metrics import PrometheusObserver
 
@@ -85,7 +86,7 @@ async def _run(
     engine = await AsyncLLM.start(config, metrics)
     try:
         places = engine.config.scheduler.max_num_seqs or 1
-        serving = Serving(engine, settings, metrics, Admission(places, sys.maxsize, None))
+        serving = Serving(engine, replace(settings, max_queue=sys.maxsize, max_queue_tokens=None), metrics, OwnCounts())
         key = settings.keys[0] if settings.keys else None
         with tqdm(total=num_rows, unit="row", disable=not config.runtime.show_progress) as bar:
 

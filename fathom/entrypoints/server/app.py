@@ -29,9 +29,10 @@ from fathom.entrypoints.server import (
     tokens,
     web,
 )
-from fathom.entrypoints.server.errors import ApiError, to_api_error
+from fathom.entrypoints.server.errors import ApiError, failure_of
 from fathom.entrypoints.server.http import ClientGone
 from fathom.entrypoints.server.serving import Serving, request_id_of
+from fathom.entrypoints.server.tracing import TracedRequests
 
 Handler = Callable[[Serving, Request], Awaitable[Response]]
 
@@ -83,6 +84,8 @@ def create_app(serving: Serving) -> Starlette:
     """The application that serves an engine."""
     settings = serving.settings
     middleware = [Middleware(_Surroundings, serving=serving)]
+    if serving.tracing is not None:
+        middleware.append(Middleware(TracedRequests, tracing=serving.tracing))
     if settings.allowed_origins:
         middleware.append(
             Middleware(
@@ -118,7 +121,7 @@ def _endpoint(serving: Serving, path: str, handlers: dict[str, Handler]) -> Call
         except ClientGone:
             response = Response(status_code=499)  # nobody reads it; the code is the one that proxies log
         except Exception as error:
-            failed = to_api_error(error)
+            failed = failure_of(http.scope, error)
             if failed.body.error.code == "queue_full":
                 serving.metrics.rejected("queue_full")
             response = failed.response(path)
@@ -129,7 +132,7 @@ def _endpoint(serving: Serving, path: str, handlers: dict[str, Handler]) -> Call
 
 
 async def _failed(http: Request, error: Exception) -> Response:
-    response = to_api_error(error).response(http.url.path)
+    response = failure_of(http.scope, error).response(http.url.path)
     response.headers.update(getattr(error, "headers", None) or {})  # a 405 says what is allowed
     return response
 

@@ -15,6 +15,7 @@ from fathom.entrypoints.server.prompts import ServedPrompt, completion_prompts, 
 from fathom.entrypoints.server.protocol.completion import CompletionRequest
 from fathom.entrypoints.server.sampling import default_max_tokens, fit_max_tokens, sampling_params
 from fathom.entrypoints.server.serving import Serving
+from fathom.entrypoints.server.tracing import trace_of
 from fathom.params import SamplingParams
 
 _DEFAULT_MAX_TOKENS = 16
@@ -38,6 +39,7 @@ async def create_completion(serving: Serving, http: Request) -> Response:
         priority=request.priority,
         seconds=serving.deadline_of(http, request),
         user=request.user,
+        trace=trace_of(http.scope),
     )
     options = CompletionOptions(
         n=request.n or 1,

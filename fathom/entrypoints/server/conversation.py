@@ -18,6 +18,7 @@ from fathom.entrypoints.server.protocol.chat import ChatCompletionRequest
 from fathom.entrypoints.server.sampling import default_max_tokens, fit_max_tokens, sampling_params
 from fathom.entrypoints.server.serving import Serving
 from fathom.entrypoints.server.tool_use import ToolUse, tool_use_of
+from fathom.entrypoints.server.tracing import trace_of
 from fathom.params import SamplingParams
 
 
@@ -60,6 +61,7 @@ async def prepare(
         priority=request.priority,
         seconds=serving.deadline_of(http, request),
         user=request.user if request.metadata is None else f"{request.user} {request.metadata}",
+        trace=trace_of(http.scope),
     )
     return Conversation(envelope, job, params, len(prompt.token_ids), tools, parser)
 

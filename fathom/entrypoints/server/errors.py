@@ -11,8 +11,10 @@ import re
 import msgspec
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.types import Scope
 
 from fathom.entrypoints.server.protocol.common import AnthropicError, AnthropicErrorBody, ErrorBody, ErrorInfo
+from fathom.entrypoints.server.tracing import trace_of
 from fathom.errors import (
     ClientError,
     ContextLengthError,
@@ -90,7 +92,7 @@ def shutting_down() -> ApiError:
     return ApiError(503, "The server is shutting down.", code="shutting_down", retry_after=5)
 
 
-def to_api_error(error: BaseException) -> ApiError:
+def to_api_error(error: BaseException, request_id: str = "") -> ApiError:
     """Any exception as an answer. One that nobody expected is logged, and its words stay here."""
     if isinstance(error, ApiError):
         return error
@@ -104,8 +106,16 @@ def to_api_error(error: BaseException) -> ApiError:
         return ApiError(500, str(error), code="request_failed")
     if isinstance(error, HTTPException):
         return ApiError(error.status_code, error.detail, code=_CODES.get(error.status_code))
-    logger.error("a request failed on an error of the server", exc_info=error)
+    logger.error("request %s failed on an error of the server", request_id, exc_info=error)
     return ApiError(500, "The server made a mistake; its log says more.", code="internal_error")
+
+
+def failure_of(scope: Scope, error: BaseException) -> ApiError:
+    """An exception as what a request is answered, as a whole or within its stream; its trace is told."""
+    failed = to_api_error(error, scope.get("fathom.request_id", ""))
+    if (trace := trace_of(scope)) is not None:
+        trace.failed(failed)
+    return failed
 
 
 _CODES = {404: "unknown_url", 405: "method_not_allowed"}

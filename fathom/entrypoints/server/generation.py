@@ -17,6 +17,7 @@ from starlette.responses import Response
 
 from fathom.entrypoints.server.http import EventStream, event, json_response, unless_gone
 from fathom.entrypoints.server.serving import Serving
+from fathom.entrypoints.server.tracing import RequestTrace
 from fathom.errors import FathomError
 from fathom.frontend.async_engine import RequestStream
 from fathom.outputs import RequestOutput
@@ -39,6 +40,7 @@ class Job:
     priority: int = 0
     seconds: float | None = None
     user: str | None = None
+    trace: RequestTrace | None = None
 
 
 @asynccontextmanager
@@ -61,6 +63,8 @@ async def start(serving: Serving, job: Job) -> AsyncIterator[Outputs]:
             {name: len(prompt["prompt_token_ids"]) for name, prompt in zip(ids, job.prompts, strict=True)}  # type: ignore[arg-type]
         )
         async with serving.running(ids, job.seconds):
+            if job.trace is not None:
+                job.trace.follow(job.id, ids, job.params)
             try:
                 streams = await serving.engine.add_requests(
                     ids,
@@ -73,6 +77,8 @@ async def start(serving: Serving, job: Job) -> AsyncIterator[Outputs]:
                 gone = any(name in serving.engine.output_processor for name in ids)
                 for stream in streams:
                     await stream.aclose()
+                if job.trace is not None:
+                    job.trace.forget(ids)
                 _log(serving, job, answers, time.monotonic() - began, gone)
 
 

@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from fathom.entrypoints.server.errors import ApiError, bad_request, decoding_error, to_api_error
+from fathom.entrypoints.server.errors import ApiError, bad_request, decoding_error, failure_of
 from fathom.entrypoints.server.protocol.fields import refusals_of
 
 T = TypeVar("T")
@@ -147,16 +147,16 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             with contextlib.suppress(ClientGone):
-                await unless_gone(receive, self._send_all(send))
+                await unless_gone(receive, self._send_all(scope, send))
         finally:
             await self._close()
 
-    async def _send_all(self, send: Send) -> None:
+    async def _send_all(self, scope: Scope, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         try:
             async for piece in self._events:
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
             last = self._end
         except Exception as error:
-            last = self._encode_error(to_api_error(error)) + self._end
+            last = self._encode_error(failure_of(scope, error)) + self._end
         await send({"type": "http.response.body", "body": last, "more_body": False})

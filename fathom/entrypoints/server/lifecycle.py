@@ -1,10 +1,12 @@
-"""The life of a server: take the port, start the engine, serve, and end in order, whichever side ends first."""
+"""The life of a server: take the port, start the engine, serve, and end in order, whichever side ends first.
+
+With --api-server-count the same life is led by each of several processes, around one engine: see group/parent.py.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import logging
 import signal
 import socket
@@ -15,21 +17,23 @@ from typing import Any
 import uvicorn
 
 from fathom.config import EngineConfig
-from fathom.entrypoints.server.admission import Admission
 from fathom.entrypoints.server.app import create_app
 from fathom.entrypoints.server.connection import Connection
+from fathom.entrypoints.server.listening import BACKLOG, bind, say_ready
 from fathom.entrypoints.server.serving import Serving, model_names
 from fathom.entrypoints.server.settings import ServerSettings
-from fathom.errors import ConfigError
+from fathom.entrypoints.server.tracing import Tracing
+from fathom.entrypoints.server.under_way import OwnCounts, UnderWay
 from fathom.frontend.async_engine import AsyncLLM
 from fathom.frontend.metrics import PrometheusObserver
-from fathom.frontend.stats import Observers
+from fathom.frontend.stats import EngineObserver, Observers
 
 logger = logging.getLogger(__name__)
 
-StartEngine = Callable[[], Coroutine[Any, Any, AsyncLLM]]
+StartEngine = Callable[[EngineObserver], Coroutine[Any, Any, AsyncLLM]]
+StopSignals = asyncio.Queue[int]
+"""What has asked the server to stop: the first lets requests end, a second ends them."""
 
-_BACKLOG = 4096
 _LAST_CHUNKS_S = 1.0
 """How long answers that were ended have to get their last chunk out."""
 
@@ -48,47 +52,94 @@ async def serve(config: EngineConfig, settings: ServerSettings) -> int:
     Raises:
         ConfigError: the port cannot be had, before any weights are read. Whatever AsyncLLM.start raises.
     """
-    listener = _listen(settings)
+    if settings.api_server_count > 1:
+        from fathom.entrypoints.server.group.parent import serve_group
+
+        return await serve_group(config, settings)
+    signals = stop_signals()
+    names = model_names(settings, config.model.model)
+    with bind(settings) as listener:
+        return await lead_life(
+            lambda observer: AsyncLLM.start(config, observer),
+            settings,
+            PrometheusObserver(names[0]),
+            OwnCounts(),
+            listener,
+            signals,
+            lambda: say_ready(settings, names, listener),
+        )
+
+
+async def lead_life(
+    start_engine: StartEngine,
+    settings: ServerSettings,
+    metrics: PrometheusObserver,
+    under_way: UnderWay,
+    listener: socket.socket,
+    signals: StopSignals,
+    ready: Callable[[], object],
+    created: int | None = None,
+) -> int:
+    """Start an engine and serve it at a socket; the exit code.
+
+    Args:
+        start_engine: gives an engine that tells the observer what happens. Called again for a restart.
+        ready: is called when clients are let in.
+        created: when the server started, as time.time(), if that was not now.
+    """
+    observers = Observers(metrics)
+    engine = await _started(start_engine(observers), signals)
+    if engine is None:
+        return 0
     try:
-        metrics = PrometheusObserver(model_names(settings, config.model.model)[0])
-        observers = Observers(metrics)
-        engine = await _started(AsyncLLM.start(config, observers))
-        if engine is None:
-            return 0
+        endpoint = settings.otlp_traces_endpoint
+        model = model_names(settings, engine.config.model.model)[0]
+        tracing = None if endpoint is None else Tracing(endpoint, model)
+        serving = Serving(engine, settings, metrics, under_way, tracing, created)
+        for observer in (serving.admission, serving.steps, tracing):
+            if observer is not None:
+                observers.add(observer)
         try:
-            max_running = engine.config.scheduler.max_num_seqs or 1
-            admission = Admission(max_running, settings.max_queue, settings.max_queue_tokens)
-            observers.add(admission)
-            serving = Serving(engine, settings, metrics, admission)
-            observers.add(serving.steps)
-            return await _run(serving, listener, lambda: AsyncLLM.start(config, observers))
+            return await _run(serving, listener, signals, lambda: start_engine(observers), ready)
         finally:
-            engine.shutdown()
+            if tracing is not None:
+                tracing.close()
     finally:
-        listener.close()
+        engine.shutdown()
 
 
-async def _started(start: Coroutine[Any, Any, AsyncLLM]) -> AsyncLLM | None:
+def stop_signals() -> StopSignals:
+    """SIGINT and SIGTERM of this process, from now on."""
+    signals: StopSignals = asyncio.Queue()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, signals.put_nowait, number)
+    return signals
+
+
+async def _started(start: Coroutine[Any, Any, AsyncLLM], signals: StopSignals) -> AsyncLLM | None:
     """The engine; None if a signal came first, with nothing left behind."""
     task = asyncio.ensure_future(start)
-    loop = asyncio.get_running_loop()
-    signalled = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, signalled.set)
-    watch = asyncio.ensure_future(signalled.wait())
+    stop = asyncio.ensure_future(signals.get())
     try:
-        await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
+        await asyncio.wait((task, stop), return_when=asyncio.FIRST_COMPLETED)
+        if not stop.done():
             return task.result()
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
-            await task
+            (await task).shutdown()
         return None
     finally:
-        watch.cancel()
+        stop.cancel()
 
 
-async def _run(serving: Serving, listener: socket.socket, start_engine: StartEngine) -> int:
+async def _run(
+    serving: Serving,
+    listener: socket.socket,
+    signals: StopSignals,
+    restart_engine: Callable[[], Coroutine[Any, Any, AsyncLLM]],
+    ready: Callable[[], object],
+) -> int:
     """Serve until a signal or the engine's death; the exit code."""
     server = _Uvicorn(
         uvicorn.Config(
@@ -99,20 +150,16 @@ async def _run(serving: Serving, listener: socket.socket, start_engine: StartEng
             log_config=None,
             access_log=False,
             server_header=False,
-            backlog=_BACKLOG,
+            backlog=BACKLOG,
             timeout_graceful_shutdown=1,
             timeout_keep_alive=75,
         )
     )
-    signals: asyncio.Queue[int] = asyncio.Queue()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, signals.put_nowait, number)
-    listener.listen(_BACKLOG)  # before anybody is told; who asks at once waits for uvicorn, and is not refused
+    listener.listen(BACKLOG)  # before anybody is told; who asks at once waits for uvicorn, and is not refused
     served = asyncio.ensure_future(server.serve(sockets=[listener]))
-    _say_ready(serving, listener)
+    ready()
     try:
-        exit_code = await _until_over(serving, served, signals, start_engine)
+        exit_code = await _until_over(serving, served, signals, restart_engine)
         server.should_exit = True
         await served
         return exit_code
@@ -122,7 +169,10 @@ async def _run(serving: Serving, listener: socket.socket, start_engine: StartEng
 
 
 async def _until_over(
-    serving: Serving, served: asyncio.Future[None], signals: asyncio.Queue[int], start_engine: StartEngine
+    serving: Serving,
+    served: asyncio.Future[None],
+    signals: StopSignals,
+    restart_engine: Callable[[], Coroutine[Any, Any, AsyncLLM]],
 ) -> int:
     """Wait for whatever ends the server, and see to it that open requests end; the exit code."""
     stop = asyncio.ensure_future(signals.get())
@@ -147,10 +197,10 @@ async def _until_over(
             return 1
         may_restart = False
         serving.engine.shutdown()
-        serving.use_engine(await start_engine())
+        serving.use_engine(await restart_engine())
 
 
-async def _drain(serving: Serving, signals: asyncio.Queue[int]) -> None:
+async def _drain(serving: Serving, signals: StopSignals) -> None:
     """Let requests under way end; after the time that they have, or at a second signal, end them."""
     serving.draining = True
     seconds = serving.settings.shutdown_timeout
@@ -170,41 +220,3 @@ async def _wait_idle(serving: Serving, seconds: float, signalled: asyncio.Future
     deadline = loop.time() + seconds
     while serving.num_active and not signalled.done() and loop.time() < deadline:
         await asyncio.sleep(0.02)
-
-
-def _listen(settings: ServerSettings) -> socket.socket:
-    """A bound socket. It listens once there is something to say.
-
-    Raises:
-        ConfigError: the address is not to be had.
-    """
-    where = f"{settings.host}:{settings.port}"
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise ConfigError(f"{settings.host} is no address of this machine: {error}.", parameter="host") from None
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind(address)
-    except OSError as error:
-        listener.close()
-        if error.errno == errno.EADDRINUSE:
-            raise ConfigError(
-                f"port {settings.port} is in use.",
-                parameter="port",
-                value=settings.port,
-                hint="Stop what uses it, or choose another with --port; 0 picks a free one.",
-            ) from None
-        raise ConfigError(f"cannot listen at {where}: {error.strerror}.", parameter="host", value=where) from None
-    return listener
-
-
-def _say_ready(serving: Serving, listener: socket.socket) -> None:
-    host, port = listener.getsockname()[:2]
-    host = f"[{host}]" if ":" in host else host
-    print(f"fathom: serving {', '.join(serving.model_names)} at http://{host}:{port}", flush=True)
-    if host not in ("127.0.0.1", "[::1]") and not serving.settings.keys:
-        logger.warning("anybody who reaches %s:%d may use this server: no --api-key is set", host, port)

@@ -29,7 +29,7 @@ async def load(serving: Serving, http: Request) -> Response:
     stats = await serving.heartbeat.fresh()
     return json_response(
         LoadAnswer(
-            server_load=serving.num_active,
+            server_load=serving.under_way.requests,
             num_running=stats.num_running,
             num_waiting=stats.num_waiting,
             kv_cache_usage=stats.kv_cache_usage,
@@ -59,16 +59,14 @@ async def reset_prefix_cache(serving: Serving, http: Request) -> Response:
 
 async def start_profile(serving: Serving, http: Request) -> Response:
     """Record every step from now on."""
-    if serving.profiling:
+    if await serving.engine.is_profiling():
         raise ApiError(409, "A profile is being recorded; end it with /stop_profile.", code="profile_active")
     await serving.engine.start_profile(serving.settings.profile_folder)
-    serving.profiling = True
     return json_response(StatusAnswer("recording"))
 
 
 async def stop_profile(serving: Serving, http: Request) -> Response:
     """Write the traces."""
-    if not serving.profiling:
+    if not await serving.engine.is_profiling():
         raise ApiError(409, "No profile is being recorded; begin one with /start_profile.", code="profile_inactive")
-    serving.profiling = False
     return json_response(StatusAnswer("written", files=await serving.engine.stop_profile()))

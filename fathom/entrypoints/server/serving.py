@@ -21,6 +21,8 @@ from fathom.entrypoints.server.heartbeat import Heartbeat
 from fathom.entrypoints.server.protocol.common import GenerationRequest
 from fathom.entrypoints.server.settings import ServerSettings
 from fathom.entrypoints.server.step_log import StepLog
+from fathom.entrypoints.server.tracing import Tracing
+from fathom.entrypoints.server.under_way import UnderWay
 from fathom.frontend.async_engine import AsyncLLM
 from fathom.frontend.metrics import PrometheusObserver
 from fathom.frontend.tokenizer.tokenizer import Tokenizer
@@ -31,25 +33,33 @@ _GOOD_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 class Serving:
-    """One per server.
+    """One per process that serves.
 
     draining: set by the first signal; from then on new requests get 503. created: when the server started.
     """
 
     def __init__(
-        self, engine: AsyncLLM, settings: ServerSettings, metrics: PrometheusObserver, admission: Admission
+        self,
+        engine: AsyncLLM,
+        settings: ServerSettings,
+        metrics: PrometheusObserver,
+        under_way: UnderWay,
+        tracing: Tracing | None = None,
+        created: int | None = None,
     ) -> None:
         self.settings = settings
         self.metrics = metrics
-        self.admission = admission
+        self.under_way = under_way
+        places = engine.config.scheduler.max_num_seqs or 1
+        self.admission = Admission(places, settings.max_queue, settings.max_queue_tokens, under_way)
+        self.tracing = tracing
         self.steps = StepLog()
         self.use_engine(engine)
         self.model_names = model_names(settings, engine.config.model.model)
         self.template = settings.template_text()
         self.template_variables = settings.template_variables()
         self.draining = False
-        self.profiling = False
-        self.created = int(time.time())
+        self.created = int(time.time()) if created is None else created
         self.fingerprint = _fingerprint(engine)
         self._active: dict[str, None] = {}  # ids of the engine's requests that are being served
         self._tasks: set[asyncio.Future[None]] = set()  # the loop itself keeps no hold on them
@@ -132,13 +142,14 @@ class Serving:
 
     @property
     def num_active(self) -> int:
-        """Requests of the engine under way."""
+        """Requests of the engine that this process serves now."""
         return len(self._active)
 
     @asynccontextmanager
     async def running(self, request_ids: list[str], seconds: float | None) -> AsyncIterator[None]:
         """Keep account of requests while they are served; after `seconds`, if given, they are ended."""
         self._active |= dict.fromkeys(request_ids)
+        self.under_way.add(requests=len(request_ids))
         timer = None
         if seconds is not None:
             timer = asyncio.get_running_loop().call_later(seconds, self._end_soon, request_ids, "deadline")
@@ -147,6 +158,7 @@ class Serving:
         finally:
             if timer is not None:
                 timer.cancel()
+            self.under_way.add(requests=-len(request_ids))
             for request_id in request_ids:
                 self._active.pop(request_id, None)
                 self.admission.begun(request_id)

@@ -16,6 +16,7 @@ from typing import Any, get_type_hints
 from fathom import env
 from fathom.config import option
 from fathom.entrypoints.server.parsing import make_parser
+from fathom.entrypoints.server.tracing import check_endpoint
 from fathom.errors import ConfigError
 
 
@@ -45,6 +46,7 @@ class ServerSettings:
     reasoning_parser: str | None = option(None, "Dialect of the model's reasoning; default: by its chat template.")
     enable_auto_tool_choice: bool = option(True, "Let the model choose to call tools; off: only tool_choice none.")
 
+    api_server_count: int = option(1, "Processes that speak HTTP; they share the port and one engine.")
     max_queue: int = option(2048, "Most answers that wait for a place in the engine; more get 429.")
     max_queue_tokens: int | None = option(None, "Most prompt tokens of answers that have not begun; more get 429.")
     max_body_bytes: int = option(32 << 20, "Largest body of a request.")
@@ -54,17 +56,23 @@ class ServerSettings:
     engine_stall_timeout: float = option(30.0, "Seconds without a sign of the engine after which /health says so.")
     restart_on_failure: bool = option(False, "Start the engine again if it dies, once; else the server ends.")
     log_requests: bool = option(False, "Log a line for each request.")
+    otlp_traces_endpoint: str | None = option(
+        None, "URL of an OpenTelemetry collector (OTLP over HTTP) that gets a trace of each request."
+    )
 
     def __post_init__(self) -> None:
         for name in ("max_queue", "max_queue_tokens", "max_body_bytes", "port"):
             value = getattr(self, name)
             _require(value is None or value >= 0, name, value, "must not be negative")
+        _require(self.api_server_count >= 1, "api_server_count", self.api_server_count, "must be at least 1")
         _require(self.port <= 65_535, "port", self.port, "must be at most 65535")
         for name in ("shutdown_timeout", "engine_stall_timeout", "request_timeout"):
             value = getattr(self, name)
             _require(value is None or 0 <= value < math.inf, name, value, "must be a number of seconds")
         for key in self.api_key:
             _require(key.isascii() and key.strip() == key != "", "api_key", "***", "must be a word of ASCII characters")
+        if self.otlp_traces_endpoint is not None:
+            check_endpoint(self.otlp_traces_endpoint)
         self.template_variables()
         make_parser(self.tool_call_parser, self.reasoning_parser, self.template_text())  # refuses unknown names
 

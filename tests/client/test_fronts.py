@@ -1,0 +1,158 @@
+"""Several fronts at one engine: each gets and ends what is its own, and leaves nothing when it is gone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zmq
+
+from fathom import EngineConfig, SamplingParams
+from fathom.client.async_mp import AsyncMPClient
+from fathom.client.attached import AttachedClient, AttachedEngine
+from fathom.client.launch import EngineProcess
+from fathom.core.fronts import split
+from fathom.errors import EngineDeadError
+from fathom.frontend import boot
+from fathom.step import LogprobsArrays
+from fathom.wire.messages import AddRequests, EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, FinishReason
+from fathom.wire.sockets import fronts_address
+from tests.stand_in import write_stand_in
+
+Attach = Callable[[str], AttachedClient]
+Test = Callable[[Path, AsyncMPClient, Attach], Awaitable[None]]
+
+LONG = SamplingParams(temperature=0, max_tokens=4000, ignore_eos=True)
+SHORT = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def model(tiny: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model with 4,096 tokens of context."""
+    folder = tmp_path_factory.mktemp("stand-in")
+    write_stand_in(tiny("llama-gqa"), folder)
+    return next(folder.iterdir())
+
+
+def requests(params: SamplingParams, *names: str) -> AddRequests:
+    prompt = np.array([5, 6, 7], np.int32)
+    return AddRequests([prompt], [params], [EngineCoreRequest(name, 0, 0, seed=1) for name in names])
+
+
+async def outputs_of(client: AttachedClient, name: str) -> list[EngineCoreOutput]:
+    """What a front gets until this request ends; all of it must be for this request."""
+    found: list[EngineCoreOutput] = []
+    while not found or found[-1].finish_reason is None:
+        found += (await client.get_outputs()).outputs
+    assert {output.request_id for output in found} == {name}
+    return found
+
+
+async def running(client: AttachedClient, number: int) -> None:
+    """Wait until so many requests run."""
+    async with asyncio.timeout(10):
+        while (await client.call("get_stats"))["num_running"] != number:
+            await asyncio.sleep(0.01)
+
+
+def with_an_engine(model: Path, test: Test) -> None:
+    """test(socket folder, the engine's owner, attach(identity)): run beside an engine for fronts."""
+
+    async def main() -> None:
+        config = EngineConfig.from_options(model=str(model), num_threads=1)
+        process = EngineProcess()
+        owner = AsyncMPClient(process)
+        clients: list[AttachedClient] = []
+        try:
+            await owner.start(boot.prepare(config).setup, 60, fronts=True)
+            ready = await owner.wait_ready()
+
+            def attach(identity: str) -> AttachedClient:
+                clients.append(AttachedClient(AttachedEngine(process.folder, identity.encode()), ready))
+                return clients[-1]
+
+            async with asyncio.timeout(60):
+                await test(process.folder, owner, attach)
+        finally:
+            for client in clients:
+                client.close()
+            owner.close()
+
+    asyncio.run(main())
+
+
+def test_whose_request_is_whose(model: Path, tmp: Path) -> None:
+    async def test(folder: Path, owner: AsyncMPClient, attach: Attach) -> None:
+        one, two = attach("one"), attach("two")
+        await one.add_requests(requests(LONG, "mine"))
+        await running(two, 1)
+        await two.abort_requests(["mine"])  # not its own
+        await two.add_requests(requests(SHORT, "mine"))
+        (refused,) = await outputs_of(two, "mine")
+        assert (refused.finish_reason, refused.error) == (FinishReason.ERROR, "request id 'mine' is in use")
+        await two.add_requests(requests(SHORT, "yours"))
+        assert sum(len(output.new_token_ids) for output in await outputs_of(two, "yours")) == 4
+        assert (await one.get_outputs()).outputs[0].request_id == "mine"
+        await one.abort_requests(["mine", "mine", "nobody"])
+        await running(two, 0)
+        await two.add_requests(requests(SHORT, "mine"))
+        assert len(await outputs_of(two, "mine")) == 4
+        assert await two.call("check_invariants")
+        with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
+            stranger.linger = 0
+            stranger.connect(fronts_address(folder))
+            for frames in ([b""], [b"\x00", b"\xff"], [b"cos\nmkdir\n."]):
+                stranger.send_multipart(frames)
+            assert (await one.call("get_stats"))["num_running"] == 0
+
+    with_an_engine(model, test)
+
+
+def test_a_front_that_is_gone_counts_no_more(model: Path, tmp: Path) -> None:
+    """Its requests end, and those that are found in its messages afterwards never begin."""
+
+    async def test(folder: Path, owner: AsyncMPClient, attach: Attach) -> None:
+        one, two = attach("one"), attach("two")
+        await one.add_requests(requests(LONG, "a", "b"))
+        await two.add_requests(requests(LONG, "c"))
+        await running(two, 3)
+        owner.front_gone(b"one")
+        await running(two, 1)
+        await one.add_requests(requests(LONG, "late"))
+        await asyncio.sleep(0.1)
+        assert (await two.call("get_stats"))["num_running"] == 1
+        assert await two.call("check_invariants")
+        two.engine_gone("it was killed")
+        with pytest.raises(EngineDeadError, match="it was killed"):
+            await outputs_of(two, "c")
+
+    with_an_engine(model, test)
+
+
+def test_a_step_is_split_without_mixing_rows() -> None:
+    """Brute force: 200 random steps; each front's rows are those of its requests, in any order."""
+    chance = np.random.default_rng(0)
+    for _ in range(200):
+        fronts = {f"front-{number}".encode() for number in range(chance.integers(1, 4))}
+        count = int(chance.integers(0, 12))
+        owners = {f"r{number}": sorted(fronts)[chance.integers(len(fronts))] for number in range(0, count, 2)}
+        owners |= {f"r{number}": sorted(fronts)[0] for number in range(1, count, 3)}
+        asked = [number for number in range(count) if chance.random() < 0.6]
+        rows = {number: row for row, number in enumerate(chance.permutation(asked).tolist())}
+        by_row = np.array(sorted(rows, key=lambda number: rows[number]), np.int32)
+        logprobs = LogprobsArrays(by_row[:, None] * 10, by_row[:, None].astype(np.float32), by_row) if asked else None
+        outputs = [EngineCoreOutput(f"r{n}", [n], logprobs_row=rows.get(n, -1)) for n in range(count)]
+        parts = split(EngineCoreOutputs(outputs, logprobs), owners, fronts)
+        given = {output.request_id: identity for identity, part in parts.items() for output in part.outputs}
+        assert given == owners
+        for part in parts.values():
+            asking = [output for output in part.outputs if output.logprobs_row >= 0]
+            assert (part.logprobs is None) == (not asking)
+            if part.logprobs is not None:
+                assert len(part.logprobs.ranks) == len(asking)
+                for output in asking:
+                    assert part.logprobs.ranks[output.logprobs_row] == output.new_token_ids[0]
+                    assert part.logprobs.token_ids[output.logprobs_row, 0] == output.new_token_ids[0] * 10

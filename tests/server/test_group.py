@@ -1,0 +1,285 @@
+"""Several fronts of one engine: any of them is the server, and none gets what is another's."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import psutil
+import pytest
+
+from tests.client.processes import is_gone, socket_folders, within
+from tests.server.fronts import client_of, fronts_of, stream_of
+from tests.server.processes import Server
+from tests.server.test_load import LONG
+
+Start = Callable[..., Server]
+GREEDY: dict[str, Any] = {"prompt": "The sea", "max_tokens": 12, "temperature": 0, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def group(tiny_chat_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    tmp = tmp_path_factory.mktemp("group")
+    flags = ["--served-model-name=tiny", "--seed=0", "--api-server-count=2", "--enable-admin"]
+    flags += ["--max-num-seqs=4", "--max-queue=2", "--engine-stall-timeout=0.5", f"--profile-folder={tmp}/profile"]
+    started = Server(tiny_chat_model, tmp, *flags)
+    yield started
+    assert started.stop() == 0
+    assert not socket_folders(tmp)
+    assert "Traceback" not in started.log.read_text()
+
+
+@pytest.fixture(scope="module")
+def clients(group: Server) -> Iterator[tuple[httpx.Client, httpx.Client]]:
+    """One of each front."""
+    first, second = fronts_of(group)
+    with client_of(group, first) as one, client_of(group, second) as two:
+        yield one, two
+
+
+@pytest.fixture
+def start(tiny_chat_model: Path, tmp_path: Path) -> Iterator[Start]:
+    """start(*flags): a group of this test's own, of two."""
+    servers: list[Server] = []
+
+    def started(*flags: str) -> Server:
+        servers.append(Server(tiny_chat_model, tmp_path, "--api-server-count=2", *flags))
+        return servers[-1]
+
+    yield started
+    for server in servers:
+        server.process.kill()
+        server.process.wait()
+        server.http.close()
+
+
+def everything_of(server: Server) -> list[psutil.Process]:
+    return [*fronts_of(server), server.engine()]
+
+
+def nothing_is_left(server: Server, processes: list[psutil.Process]) -> bool:
+    return within(5, lambda: all(map(is_gone, processes)) and not socket_folders(server.tmp))
+
+
+def sample(client: httpx.Client, name: str) -> float:
+    """A metric as this front tells it."""
+    lines = [line for line in client.get("/metrics").text.splitlines() if line.startswith(f"fathom:{name}")]
+    assert len(lines) == 1, lines
+    return float(lines[0].rpartition(" ")[2])
+
+
+def finish_of(lines: Iterator[str]) -> Any:
+    """The last choice, or the error, of a stream that ends."""
+    events = [line.removeprefix("data: ") for line in lines if line]
+    assert events[-1] == "[DONE]"
+    last = json.loads(events[-2])
+    return last["error"] if "error" in last else last["choices"][0]
+
+
+@pytest.mark.parametrize("path", ["/health", "/v1/models", "/openapi.json", "/"])
+def test_any_front_is_the_server(clients: tuple[httpx.Client, httpx.Client], path: str) -> None:
+    one, two = (client.get(path) for client in clients)
+    assert (one.status_code, one.content) == (200, two.content)
+
+
+def test_each_gets_its_own_answer(group: Server, server: Server) -> None:
+    """OpenAI's client over many connections at once: text and logprobs are those of a server of one process."""
+    bodies: list[dict[str, Any]] = [
+        {"prompt": f"{name} sea", "max_tokens": 6, "temperature": 0, "logprobs": number % 3, "stream": bool(number % 2)}
+        for number, name in enumerate(
+            ("The", "A", "My", "No", "Our", "This", "One", "Her", "Its", "Some", "Any", "All")
+        )
+    ]
+
+    def ask(of: Server, body: dict[str, Any]) -> list[Any]:
+        with of.client() as client:
+            answer = client.completions.create(model="tiny", extra_body={"ignore_eos": True}, **body)
+            chunks = [answer] if isinstance(answer, openai.types.Completion) else list(answer)
+        choices = [choice for chunk in chunks for choice in chunk.choices]
+        logprobs = [
+            (token, round(value, 4))
+            for choice in choices
+            if choice.logprobs is not None
+            for token, value in zip(choice.logprobs.tokens or (), choice.logprobs.token_logprobs or (), strict=True)
+        ]
+        return ["".join(choice.text for choice in choices), logprobs]
+
+    with ThreadPoolExecutor(6) as pool:
+        together = list(pool.map(lambda body: ask(group, body), bodies))
+    assert together == [ask(server, body) for body in bodies]
+    assert all(len(found[1]) == 6 for found, body in zip(together, bodies, strict=True) if body["logprobs"])
+
+
+def test_metrics_are_sums_and_the_engine_s_are_its_own(
+    group: Server, clients: tuple[httpx.Client, httpx.Client]
+) -> None:
+    one, two = clients
+    names = (
+        "prompt_tokens_total",
+        "generation_tokens_total",
+        "prefix_cache_queries_total",
+        "iteration_tokens_total_sum",
+    )
+    before = [sample(one, name) for name in names]
+    usages = [client.post("/v1/completions", json=GREEDY).json()["usage"] for client in (one, two, two)]
+    prompts, generated = (sum(usage[name] for usage in usages) for name in ("prompt_tokens", "completion_tokens"))
+    computed = prompts + generated - len(usages)  # an answer's first token comes with its prompt
+    for client in clients:
+        grown = [sample(client, name) - old for name, old in zip(names, before, strict=True)]
+        assert grown == [prompts, generated, prompts, computed]
+    with client_of(group, fronts_of(group)[0]) as client, stream_of(client, **LONG):
+        assert within(5, lambda: sample(two, "num_requests_running") == 1)
+    assert within(5, lambda: sample(two, "num_requests_running") == sample(two, "kv_cache_usage_perc") == 0)
+
+
+def test_limits_and_load_are_those_of_all(group: Server, clients: tuple[httpx.Client, httpx.Client]) -> None:
+    """Four run and two wait, three of them here and three there: no seventh comes in, whomever it asks."""
+    one, two = clients
+    with contextlib.ExitStack() as stack:
+        streaming = [stack.enter_context(client_of(group, front)) for front in fronts_of(group)]
+        for client, n in zip(streaming, (3, 1), strict=True):
+            stack.enter_context(stream_of(client, **LONG | {"n": n, "temperature": 1}))
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(httpx.post, f"{group.url}/v1/completions", json={"prompt": "A", "n": 2}, timeout=30)
+            assert within(5, lambda: one.get("/load").json()["server_load"] == 3)
+            assert two.get("/load").json()["num_running"] == 4
+            for client in clients:
+                refused = client.post("/v1/completions", json={"prompt": "B", "max_tokens": 1})
+                assert (refused.status_code, refused.json()["error"]["code"]) == (429, "queue_full")
+            stack.close()
+            assert waiting.result().status_code == 200
+    for client in clients:
+        assert client.post("/v1/completions", json={"prompt": "B", "max_tokens": 1, "n": 6}).status_code == 200
+        assert client.get("/load").json()["server_load"] == 0
+
+
+def test_what_an_administrator_does_is_done_to_the_one_engine(clients: tuple[httpx.Client, httpx.Client]) -> None:
+    one, two = clients
+    assert one.post("/start_profile").status_code == 200
+    assert two.post("/start_profile").status_code == 409
+    (trace,) = two.post("/stop_profile").json()["files"]
+    assert Path(trace).stat().st_size > 0
+    assert one.post("/stop_profile").status_code == 409
+    prompt = {"prompt": [7] * 40, "max_tokens": 1}
+    cached = []
+    for client in (one, two, two):
+        cached.append(client.post("/v1/completions", json=prompt).json()["usage"]["prompt_tokens_details"])
+        if client is two:
+            assert one.post("/reset_prefix_cache").status_code == 200
+    assert [found["cached_tokens"] for found in cached] == [0, 32, 0]
+
+
+def test_every_step_is_seen_from_any_front(clients: tuple[httpx.Client, httpx.Client]) -> None:
+    one, two = clients
+    before = len(two.get("/engine/steps").json()["steps"])
+    one.post("/v1/completions", json=GREEDY | {"prompt": [3, 5, 9] * 5, "max_tokens": 4})
+    for client in clients:
+        steps = client.get("/engine/steps").json()["steps"][-4:]
+        assert [step["context_tokens"] for step in steps] == [15, 0, 0, 0]
+        assert [step["generation_tokens"] for step in steps] == [0, 1, 1, 1]
+    assert len(two.get("/engine/steps").json()["steps"]) == min(200, before + 4)
+
+
+def test_unseeded_answers_differ_between_fronts(clients: tuple[httpx.Client, httpx.Client]) -> None:
+    body = {"prompt": "The sea", "max_tokens": 16, "temperature": 2, "ignore_eos": True}
+    assert len({client.post("/v1/completions", json=body).json()["choices"][0]["text"] for client in clients * 2}) == 4
+
+
+def test_a_stalled_engine_makes_every_front_unhealthy(
+    group: Server, clients: tuple[httpx.Client, httpx.Client]
+) -> None:
+    engine = group.engine()
+    engine.suspend()
+    try:
+        assert within(5, lambda: [client.get("/health").status_code for client in clients] == [503, 503])
+    finally:
+        engine.resume()
+    assert within(5, lambda: [client.get("/health").status_code for client in clients] == [200, 200])
+
+
+def test_a_signal_to_all_processes_lets_requests_end(start: Start) -> None:
+    """As Ctrl-C or a supervisor sends it: the parent's counts; fronts and engine go on until requests end."""
+    server = start("--shutdown-timeout=20")
+    processes = everything_of(server)
+    with contextlib.ExitStack() as stack:
+        http = [stack.enter_context(client_of(server, front)) for front in fronts_of(server) * 2]
+        streams = [stack.enter_context(stream_of(client, **LONG | {"max_tokens": 300})) for client in http[:2]]
+        os.killpg(server.process.pid, signal.SIGTERM)
+        assert within(5, lambda: [client.get("/health").status_code for client in http[2:]] == [503, 503])
+        assert [finish_of(lines)["finish_reason"] for lines in streams] == ["length", "length"]
+    assert server.wait() == 0
+    assert nothing_is_left(server, processes)
+    assert "engine is gone" not in server.log.read_text()
+
+
+def test_a_second_signal_ends_requests(start: Start) -> None:
+    server = start("--shutdown-timeout=60")
+    processes = everything_of(server)
+    with contextlib.ExitStack() as stack:
+        http = [stack.enter_context(client_of(server, front)) for front in fronts_of(server)]
+        streams = [stack.enter_context(stream_of(client, **LONG)) for client in http]
+        server.process.send_signal(signal.SIGTERM)
+        server.process.send_signal(signal.SIGINT)
+        finishes = [finish_of(lines) for lines in streams]
+    assert [(found["finish_reason"], found["stop_reason"]) for found in finishes] == [("abort", "shutdown")] * 2
+    assert server.wait(10) == 0
+    assert nothing_is_left(server, processes)
+
+
+def test_an_engine_that_dies_is_told_by_every_front(start: Start) -> None:
+    server = start()
+    processes = everything_of(server)
+    with contextlib.ExitStack() as stack:
+        http = [stack.enter_context(client_of(server, front)) for front in fronts_of(server)]
+        streams = [stack.enter_context(stream_of(client, **LONG)) for client in http]
+        server.engine().kill()
+        assert [finish_of(lines)["code"] for lines in streams] == ["engine_dead", "engine_dead"]
+    assert server.wait(10) == 1
+    assert nothing_is_left(server, processes)
+    assert "was killed by SIGKILL" in server.log.read_text()
+
+
+def test_whoever_is_killed_is_replaced_until_the_parent_is(start: Start) -> None:
+    """A front: the others go on, its requests end, its counts stay. The engine, once if asked. Then the parent."""
+    server = start("--restart-on-failure", "--served-model-name=tiny")
+    first, second = fronts_of(server)
+    with client_of(server, second) as other, client_of(server, second) as third:
+        expected = other.post("/v1/completions", json=GREEDY).json()["choices"]
+        with client_of(server, first) as lost, stream_of(other, **LONG) as lines:
+            lost.post("/v1/completions", json=GREEDY)
+            with stream_of(lost, **LONG) as broken:
+                assert within(5, lambda: third.get("/load").json()["server_load"] == 2)
+                first.kill()
+                with pytest.raises(httpx.TransportError):
+                    list(broken)
+            assert within(5, lambda: third.get("/load").json()["num_running"] == 1)
+            assert third.get("/load").json()["server_load"] == 1
+            assert finish_of(lines)["finish_reason"] == "length"
+    assert within(20, lambda: len(fronts_of(server)) == 2)
+    third_one = next(front for front in fronts_of(server) if front.pid != second.pid)
+    assert within(20, lambda: any(item.status == "LISTEN" for item in third_one.net_connections("tcp")))
+    for front in fronts_of(server):
+        with client_of(server, front) as client:
+            assert sample(client, "generation_tokens_total") >= 12 + 12 + 2000
+            assert sample(client, "num_requests_running") == 0
+            assert client.post("/v1/completions", json=GREEDY).json()["choices"] == expected
+
+    server.engine().kill()
+    assert within(5, lambda: server.http.get("/health").status_code == 503)
+    assert within(20, lambda: server.http.get("/health").status_code == 200)
+    for front in fronts_of(server):
+        with client_of(server, front) as client:
+            assert within(20, lambda: client.get("/health").status_code == 200)
+            assert client.post("/v1/completions", json=GREEDY).json()["choices"] == expected
+    processes = everything_of(server)
+    server.process.kill()
+    server.process.wait()
+    assert nothing_is_left(server, processes)
