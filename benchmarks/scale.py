@@ -194,7 +194,10 @@ def make_scheduler(size: Size) -> Scheduler:
     groups = group_layers([LayerKVSpec(8, 64, "float16", None)])
     kv_cache = KVCacheConfig(size.blocks, BLOCK_SIZE, len(groups[0].layers), groups, 0)
     config = EngineConfig.from_options(
-        max_num_seqs=size.running, max_num_batched_tokens=max(2048, 4 * size.running), block_size=BLOCK_SIZE
+        max_long_partial_prefills=1,
+        max_num_seqs=size.running,
+        max_num_batched_tokens=max(2048, 4 * size.running),
+        block_size=BLOCK_SIZE,
     )
     return Scheduler(config, kv_cache, MAX_MODEL_LEN)
 

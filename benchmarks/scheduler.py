@@ -32,7 +32,9 @@ def make_scheduler(max_num_seqs: int, num_steps: int, windows: list[int | None])
     groups = group_layers([LayerKVSpec(8, 64, "float16", window) for window in windows])
     tokens = max_num_seqs * (2 * BLOCK_SIZE + num_steps + 200)
     kv_cache = KVCacheConfig(tokens // BLOCK_SIZE * len(groups), BLOCK_SIZE, len(groups[0].layers), groups, 0)
-    config = EngineConfig.from_options(max_num_seqs=max_num_seqs, max_num_batched_tokens=8192, block_size=BLOCK_SIZE)
+    config = EngineConfig.from_options(
+        max_num_seqs=max_num_seqs, max_num_batched_tokens=8192, max_long_partial_prefills=1, block_size=BLOCK_SIZE
+    )
     return Scheduler(config, kv_cache, MAX_MODEL_LEN)
 
 

@@ -79,9 +79,21 @@ class SchedulerOptions:
     """What goes into a step."""
 
     max_num_seqs: int | None = option(None, "Most requests in one step; default 256.")
-    max_num_batched_tokens: int | None = option(None, "Most tokens computed in one step; default 2048.")
+    max_num_batched_tokens: int | None = option(
+        None, "Most tokens computed in one step; default 2048, or as many as itl_target_ms allows."
+    )
+    itl_target_ms: float | None = option(
+        None,
+        "Milliseconds that a stream may wait for its next token while prompts are computed: steps are sized to it when "
+        "the engine starts, up to max_num_batched_tokens; 0: they are not; default: 150 in fathom serve, else 0.",
+    )
     enable_chunked_prefill: bool = option(True, "Compute long prompts in pieces between other requests' tokens.")
     long_prefill_token_threshold: int = option(0, "Most prompt tokens of one request in a step; 0: no limit.")
+    max_long_partial_prefills: int | None = option(
+        None,
+        "Prompts longer than a step that may be under way at once; shorter ones overtake those that wait; "
+        "default 1, or no limit with long_prefill_token_threshold.",
+    )
     scheduling_policy: Literal["fcfs", "priority"] = option(
         "fcfs", "Order of admission: first come first served, or lowest priority value first."
     )
@@ -204,6 +216,7 @@ _SMALLEST = {
     "block_size": 1,
     "kv_cache_memory_bytes": 1,
     "long_prefill_token_threshold": 0,
+    "max_long_partial_prefills": 1,
     "max_logprobs": -1,
     "num_threads": 1,
 }
@@ -217,6 +230,8 @@ def _check_ranges(config: EngineConfig) -> None:
             low = _SMALLEST.get(name, -_INT64)
             _require(value >= low, name, value, f"must be at least {low}")
             _require(value <= _INT64, name, value, f"must be at most {_INT64}")
+    target = config.scheduler.itl_target_ms
+    _require(target is None or 0 <= target < math.inf, "itl_target_ms", target, "must be a number of milliseconds")
     share, timeout = config.cache.gpu_memory_utilization, config.runtime.ready_timeout_s
     _require(0 < share <= 1, "gpu_memory_utilization", share, "must be in (0, 1]")
     in_time = timeout is None or 0 < timeout < math.inf

@@ -23,6 +23,7 @@ def resolve(config: EngineConfig, model: ModelConfig, hardware: Hardware) -> tup
     reasons: list[str] = []
     device = "cpu" if config.runtime.device == "auto" else config.runtime.device
     max_model_len = _max_model_len(config, model, reasons)
+    target = _itl_target_ms(config)
     max_num_seqs, budget = _step_limits(config, max_model_len, reasons)
     threads = _num_threads(config, hardware, reasons)
     weights = _weights(config, model, device, hardware, reasons)
@@ -35,6 +36,8 @@ def resolve(config: EngineConfig, model: ModelConfig, hardware: Hardware) -> tup
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=budget,
+        itl_target_ms=target,
+        max_long_partial_prefills=_max_long_partial_prefills(config, max_num_seqs),
         num_threads=threads,
         async_scheduling=_async_scheduling(config, device, reasons),
     )
@@ -200,6 +203,26 @@ def _max_model_len(config: EngineConfig, model: ModelConfig, reasons: list[str])
             hint=f"Use at most {limit}.",
         )
     return wanted
+
+
+def _itl_target_ms(config: EngineConfig) -> float:
+    target = config.scheduler.itl_target_ms or 0.0
+    if target and not config.scheduler.enable_chunked_prefill:
+        raise ConfigError(
+            f"itl_target_ms={target:g}, but chunked prefill is off, so a step takes as long as its longest prompt.",
+            parameter="itl_target_ms",
+            value=target,
+            hint="Leave out one of the two.",
+        )
+    return target
+
+
+def _max_long_partial_prefills(config: EngineConfig, max_num_seqs: int) -> int:
+    """With a threshold, no prompt takes a whole step, and a limit would leave the rest of it unused."""
+    scheduler = config.scheduler
+    if scheduler.max_long_partial_prefills is not None:
+        return scheduler.max_long_partial_prefills
+    return max_num_seqs if scheduler.long_prefill_token_threshold else 1
 
 
 def _step_limits(config: EngineConfig, max_model_len: int, reasons: list[str]) -> tuple[int, int]:

@@ -97,3 +97,14 @@ class ModelRunnerOutput(msgspec.Struct):
     logprobs_rows: dict[str, int] = {}
     prompt_logprobs: dict[str, LogprobsArrays] = {}
     errors: dict[str, str] = {}
+
+
+class PrefillTimes(msgspec.Struct):
+    """What a step with n tokens of a prompt takes, in seconds: fixed_s + n * (token_s + context_token_s * p).
+
+    p: the n tokens' mean position.
+    """
+
+    fixed_s: float
+    token_s: float
+    context_token_s: float

@@ -177,6 +177,8 @@ def test_what_the_user_chose_stays_and_needs_no_reason() -> None:
         "max_model_len": 100,
         "max_num_seqs": 5,
         "max_num_batched_tokens": 64,
+        "itl_target_ms": 80.0,
+        "max_long_partial_prefills": 2,
         "num_threads": 2,
         "dtype": "float32",
         "weights": "dense",
@@ -327,9 +329,14 @@ def test_limits_of_a_step_fit_each_other(options: dict[str, Any], limits: tuple[
             "max_num_batched_tokens",
             ("max_num_batched_tokens=512", "max_model_len=4096", "enable_chunked_prefill=True"),
         ),
+        (
+            {"enable_chunked_prefill": False, "itl_target_ms": 150},
+            "itl_target_ms",
+            ("itl_target_ms=150", "chunked prefill is off", "Leave out one of the two."),
+        ),
         ({"max_model_len": 4097}, "max_model_len", ("max_model_len=4097", "4096", "Use at most 4096.")),
     ],
-    ids=["starving", "unchunked", "too long"],
+    ids=["starving", "unchunked", "unchunked in time", "too long"],
 )
 def test_contradictions_name_both_sides_and_a_way_out(
     options: dict[str, Any], parameter: str, words: tuple[str, ...]
@@ -338,6 +345,20 @@ def test_contradictions_name_both_sides_and_a_way_out(
         resolved(**options)
     assert caught.value.parameter == parameter
     assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "limit"),
+    [
+        ({}, 1),
+        ({"long_prefill_token_threshold": 64}, 256),  # no prompt fills a step, so several must
+        ({"long_prefill_token_threshold": 64, "max_long_partial_prefills": 2}, 2),
+        ({"max_long_partial_prefills": 3}, 3),
+    ],
+    ids=str,
+)
+def test_long_prompts_under_way(options: dict[str, Any], limit: int) -> None:
+    assert resolved(**options).scheduler.max_long_partial_prefills == limit
 
 
 def test_threads_are_as_many_as_the_cores_that_they_are_bound_to() -> None:

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 
 from fathom.core.control import ControlOperations
 from fathom.core.kv_cache.groups import blocks_per_sequence, longest_sequence, make_kv_cache_config
+from fathom.core.scheduler.pace import step_size_for
+from fathom.core.scheduler.prefill_room import StepSize
 from fathom.core.scheduler.scheduler import Scheduler
 from fathom.core.step_stats import step_stats
 from fathom.errors import ServerError
@@ -76,7 +78,8 @@ class EngineCore:
         phases.mark("create KV cache")
         self.executor.warm_up()
         phases.mark("warm up")
-        self.scheduler = Scheduler(setup.config, kv_cache_config, max_model_len)
+        step_size = self._size_step(setup, phases)
+        self.scheduler = Scheduler(setup.config, kv_cache_config, max_model_len, step_size)
         self._control = ControlOperations(self.scheduler, self.executor)
         self._refused: list[EngineCoreOutput] = []
         self._max_in_flight = 2 if setup.config.scheduler.async_scheduling else 1
@@ -84,6 +87,7 @@ class EngineCore:
         self._last_result = 0.0  # time.perf_counter() when the last step's tokens were there
         self.ready = EngineReady(
             max_model_len=max_model_len,
+            max_num_batched_tokens=step_size.tokens,
             num_kv_blocks=kv_cache_config.num_blocks,
             block_size=kv_cache_config.block_size,
             kv_cache_bytes=kv_cache_config.num_blocks * kv_cache_config.bytes_per_block,
@@ -177,6 +181,22 @@ class EngineCore:
             )
             _warn_about_cut(model.max_model_len, fitted, config, blocks * config.bytes_per_block)
         return config, fitted
+
+    def _size_step(self, setup: EngineSetup, phases: Phases) -> StepSize:
+        """How much prefill a step holds: as much as its buffers, or as the latency target allows."""
+        scheduler = setup.config.scheduler
+        assert scheduler.max_num_batched_tokens is not None
+        if not scheduler.itl_target_ms:
+            return StepSize(scheduler.max_num_batched_tokens)
+        size, reason = step_size_for(
+            self.executor.time_prefill(),
+            scheduler.itl_target_ms,
+            scheduler.max_num_batched_tokens,
+            setup.config.cache.block_size,
+        )
+        logger.info("chose %s", reason)
+        phases.mark("time prefill")
+        return size
 
 
 def _warn_about_cut(wanted: int, fitted: int, config: KVCacheConfig, bytes_for_wanted: int) -> None:

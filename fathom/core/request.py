@@ -87,6 +87,11 @@ class Request:
     def num_tokens(self) -> int:
         return len(self.token_ids)
 
+    @property
+    def num_missing(self) -> int:
+        """Tokens that exist or are awaited and are not computed: 1 while it generates, more for a prompt."""
+        return len(self.token_ids) + self.num_awaited_tokens - self.num_computed_tokens
+
     def hash_full_blocks(self, hasher: BlockHasher, num_blocks: int) -> None:
         """Extend `block_hashes` to the first `num_blocks` blocks; all of their tokens must exist."""
         hashes = self.block_hashes

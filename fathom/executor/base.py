@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from typing import Any, Protocol
 
 from fathom.kv_cache_spec import KVCacheConfig, LayerKVSpec
-from fathom.step import SchedulerOutput
+from fathom.step import PrefillTimes, SchedulerOutput
 
 
 class Reply(Protocol):
@@ -46,6 +46,11 @@ class Executor(ABC):
     def warm_up(self) -> None:
         """Run the model once, so that the first request does not pay for what is set up lazily."""
         self.collective_rpc("warm_up")
+
+    def time_prefill(self) -> PrefillTimes:
+        """What a prompt's tokens cost, on the slowest worker."""
+        times: list[PrefillTimes] = self.collective_rpc("time_prefill")
+        return max(times, key=lambda worker: worker.token_s)
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> Reply:
         """Launch the forward pass; its logits stay with the workers until sample_tokens."""

@@ -89,8 +89,8 @@ def load_caller_tokenizer(prepared: Prepared) -> Tokenizer | None:
 
 
 def fitted_config(config: EngineConfig, ready: EngineReady) -> EngineConfig:
-    """The config as the engine runs it: max_model_len may have been cut."""
-    return config.replace(max_model_len=ready.max_model_len)
+    """The config as the engine runs it: max_model_len may have been cut, and the step been sized."""
+    return config.replace(max_model_len=ready.max_model_len, max_num_batched_tokens=ready.max_num_batched_tokens)
 
 
 def make_input_processor(

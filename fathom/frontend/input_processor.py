@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from fathom.errors import ContextLengthError, ValidationError
+from fathom.frontend.contradictions import check_something_is_left
 from fathom.frontend.distinct import map_distinct
 from fathom.frontend.tokenizer.tokenizer import Tokenizer, check_text
 from fathom.params import SamplingParams
@@ -204,6 +205,7 @@ class InputProcessor:
         complete = msgspec.structs.replace(
             params, eos_token_ids=self._eos_token_ids, bad_words_token_ids=self._encode_bad_words(params)
         )
+        check_something_is_left(complete, self._vocab_size)
         return _as_sent("sampling_params", complete, SamplingParams)
 
     def _check_logprobs(self, name: str, wanted: int | None) -> None:

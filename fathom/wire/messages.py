@@ -212,11 +212,12 @@ class EngineHello(msgspec.Struct, tag="hello"):
 class EngineReady(msgspec.Struct, tag="ready"):
     """The engine is up. Holds what only it could know.
 
-    max_model_len: the configured one, or less if the KV cache could not hold it. phases: (name, seconds) of
-    the boot, in order; they add up to the whole.
+    max_model_len: the configured one, or less if the KV cache could not hold it. max_num_batched_tokens: the
+    configured one, or less by itl_target_ms. phases: (name, seconds) of the boot, in order; they add up to the whole.
     """
 
     max_model_len: int
+    max_num_batched_tokens: int
     num_kv_blocks: int
     block_size: int
     kv_cache_bytes: int

@@ -7,6 +7,7 @@ import ctypes
 import logging
 import mmap
 import os
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
@@ -58,6 +59,10 @@ class Device(ABC):
     def synchronize(self) -> None:
         """Wait until everything that was launched is done."""
 
+    @abstractmethod
+    def busy_s(self) -> float:
+        """A clock, in seconds, of our own work on the device: what else the machine does meanwhile counts little."""
+
     def empty_blocks(self, num_blocks: int, block_bytes: int) -> torch.Tensor:
         """[num_blocks, block_bytes] uint8 for a KV cache, of zeros."""
         return torch.zeros(num_blocks, block_bytes, dtype=torch.uint8, device=self.torch_device)
@@ -96,6 +101,10 @@ class CPUDevice(Device):
 
     def synchronize(self) -> None:
         """Nothing runs behind our back."""
+
+    def busy_s(self) -> float:
+        """This thread's processor time: it has its share of each step, and sleeps while other threads are late."""
+        return time.thread_time()
 
     def empty_blocks(self, num_blocks: int, block_bytes: int) -> torch.Tensor:
         """Zeroed by the system, page by page, when they are first used.
@@ -141,6 +150,10 @@ class CUDADevice(Device):
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.torch_device)
+
+    def busy_s(self) -> float:
+        self.synchronize()
+        return time.perf_counter()
 
 
 def make_device(config: EngineConfig) -> Device:

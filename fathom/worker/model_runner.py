@@ -86,6 +86,7 @@ class ModelRunner:
         self.sampler = sampler
         self.device = device
         self.block_size = kv_cache.block_size
+        self.max_model_len = max_model_len
         self.batch = InputBatch(max_num_seqs, max_model_len, kv_cache)
         max_blocks = -(-max_model_len // kv_cache.block_size)
         self.buffers = InputBuffers(

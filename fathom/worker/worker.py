@@ -8,13 +8,11 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from fathom.kv_cache_spec import KVCacheConfig, KVCacheGroup, LayerKVSpec
 from fathom.models.loader import load_model
-from fathom.params import SamplingParams
-from fathom.step import ModelRunnerOutput, NewRequestData, SchedulerOutput
+from fathom.step import ModelRunnerOutput, PrefillTimes, SchedulerOutput
 from fathom.weights.resolve import ResolvedModel
 from fathom.worker import limits
 from fathom.worker.device import make_device
@@ -22,6 +20,7 @@ from fathom.worker.model_runner import ModelRunner
 from fathom.worker.sample.interface import LogitsProcessorContext
 from fathom.worker.sample.loading import load_logits_processors
 from fathom.worker.sample.sampler import Sampler
+from fathom.worker.warm_up import run_dummy_batch, time_prefill
 
 if TYPE_CHECKING:
     from fathom.wire.messages import EngineSetup
@@ -86,7 +85,13 @@ class Worker:
     def warm_up(self) -> None:
         """One prefill and one decode on the null block: first calls set up much that later ones reuse."""
         assert self._config.scheduler.max_num_batched_tokens is not None
-        self._run_dummy_batch(self._ready_runner(), 1, min(8, self._config.scheduler.max_num_batched_tokens))
+        run_dummy_batch(self._ready_runner(), 1, min(8, self._config.scheduler.max_num_batched_tokens))
+
+    def time_prefill(self) -> PrefillTimes:
+        """What a prompt's tokens cost, measured now."""
+        assert self._config.scheduler.max_num_batched_tokens is not None
+        runner = self._ready_runner()
+        return time_prefill(runner, self._config.scheduler.max_num_batched_tokens, runner.max_model_len)
 
     def execute_model(self, step: SchedulerOutput) -> None:
         """Run a step's forward pass, under the step's name in a trace."""
@@ -179,18 +184,4 @@ class Worker:
         runner = self._make_runner(kv_cache, model.max_model_len)
         requests = min(scheduler.max_num_seqs, scheduler.max_num_batched_tokens)
         each = min(scheduler.max_num_batched_tokens // requests, model.max_model_len - 1)
-        self._run_dummy_batch(runner, requests, each)
-
-    def _run_dummy_batch(self, runner: ModelRunner, num_requests: int, tokens_each: int) -> None:
-        """A prefill and a decode of made-up requests whose keys and values all go to the null block."""
-        ids = [f"warm-up-{index}" for index in range(num_requests)]
-        no_blocks: tuple[list[int], ...] = tuple([] for _ in runner.batch.block_tables)
-        tokens = np.zeros(tokens_each, np.int32)
-        params = SamplingParams(temperature=0.0)
-        new = [NewRequestData(i, tokens, tokens_each, 0, no_blocks, params, 0, 0) for i in ids]
-        for requests, count in ((new, tokens_each), ([], 1)):
-            step = SchedulerOutput(dict.fromkeys(ids, count), count * len(ids), requests, {}, [], 0, 0)
-            runner.execute_model(step)
-            runner.sample_tokens()
-        # The rows leave with the next step; until then they are not scheduled.
-        runner.sampler.update_state(runner.batch.apply(SchedulerOutput({}, 0, [], {}, ids, 0, 0)))
+        run_dummy_batch(runner, requests, each)

@@ -8,6 +8,7 @@ import numpy as np
 
 from fathom.config import EngineConfig
 from fathom.core.kv_cache.groups import group_layers
+from fathom.core.scheduler.prefill_room import StepSize
 from fathom.core.scheduler.scheduler import Scheduler
 from fathom.kv_cache_spec import KVCacheConfig, LayerKVSpec
 from fathom.params import SamplingParams
@@ -19,9 +20,16 @@ def kv_config(num_blocks: int, block_size: int = 4, windows: tuple[int | None, .
     return KVCacheConfig(num_blocks, block_size, max(len(group.layers) for group in groups), groups, 0)
 
 
-def make_scheduler(kv: KVCacheConfig, max_model_len: int = 64, **options: Any) -> Scheduler:
-    defaults = {"max_num_seqs": 8, "max_num_batched_tokens": 32, "block_size": kv.block_size}
-    return Scheduler(EngineConfig.from_options(**(defaults | options)), kv, max_model_len)
+def make_scheduler(
+    kv: KVCacheConfig, max_model_len: int = 64, step_size: StepSize | None = None, **options: Any
+) -> Scheduler:
+    defaults = {
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 32,
+        "max_long_partial_prefills": 1,
+        "block_size": kv.block_size,
+    }
+    return Scheduler(EngineConfig.from_options(**(defaults | options)), kv, max_model_len, step_size)
 
 
 def request(

@@ -6,6 +6,7 @@ those of a scheduler that never runs ahead.
 
 from __future__ import annotations
 
+import math
 import random
 from collections import deque
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fathom.core.kv_cache.groups import longest_sequence
+from fathom.core.scheduler.prefill_room import StepSize
 from fathom.step import ModelRunnerOutput, SchedulerOutput
 from fathom.wire.messages import EngineCoreOutputs, FinishReason
 from tests.core.helpers import kv_config, make_scheduler, request
@@ -55,10 +57,14 @@ class Driver:
         budget = chance.choice([4, 8, 64])
         max_model_len = longest_sequence(self.kv.groups, block_size, self.kv.num_blocks, budget, 30)
         chunked = budget < max_model_len or chance.random() < 0.5
+        tokens = budget if not chunked else chance.choice([budget, budget, max(1, budget // 3)])
+        size = StepSize(tokens, chance.choice([math.inf, 10.0]) if chunked else math.inf)
         self.policy = chance.choice(["fcfs", "priority"])
         self.scheduler = make_scheduler(
             self.kv,
             max_model_len=max_model_len,
+            step_size=size,
+            max_long_partial_prefills=chance.choice([1, 1, 2]),
             max_num_seqs=chance.randint(1, min(6, budget)),
             max_num_batched_tokens=budget,
             enable_chunked_prefill=chunked,
@@ -120,7 +126,9 @@ class Driver:
             self.land()
 
     def launch(self) -> bool:
+        before = [(r.request_id, r.num_missing, r.ends_by_length()) for r in self.scheduler.running]
         step = self.scheduler.schedule()
+        self.check_shares(before, step)
         if not step.num_scheduled_tokens:
             assert self.in_flight, "work is waiting and nothing is scheduled"
             return False
@@ -135,6 +143,17 @@ class Driver:
             failing = [key for key in step.num_scheduled_tokens if chance.random() < self.failures / 2]
             self.in_flight.append((step, self.worker.execute(step, failing)))
         return True
+
+    def check_shares(self, before: list[tuple[str, int, bool]], step: SchedulerOutput) -> None:
+        """Whoever generates got its token, and the first prompt in the order part of the step."""
+        preempted = {request.request_id for request in self.scheduler.requests.values()}
+        preempted -= {request.request_id for request in self.scheduler.running}
+        prompts = [name for name, missing, _ in before if missing > 1 and name not in preempted]
+        streams = {name for name, missing, ends in before if missing == 1 and not ends and name not in preempted}
+        assert streams <= set(step.num_scheduled_tokens)
+        assert all(step.num_scheduled_tokens[name] == 1 for name in streams)
+        if prompts:
+            assert step.num_scheduled_tokens.get(prompts[0], 0) >= 1
 
     def land(self) -> None:
         step, result = self.in_flight.popleft()
@@ -192,6 +211,35 @@ def test_two_hundred_thousand_random_operations_end_with_every_answer_right(seed
         if index % 500 == 0:
             driver.scheduler.check_invariants()
     driver.finish()
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_a_short_prompt_has_its_first_token_soon_whatever_is_before_it(seed: int) -> None:
+    """A step holds 16 tokens, half of it for whoever is behind a long prompt. Long ones keep their order."""
+    chance = random.Random(seed)
+    kv = kv_config(400, 4)
+    scheduler = make_scheduler(kv, max_model_len=210, max_num_batched_tokens=16, max_num_seqs=16)
+    worker = SimulatedWorker(kv)
+    lengths = {f"long {index}": chance.randint(60, 200) for index in range(chance.randint(1, 4))}
+    for name, length in lengths.items():
+        scheduler.add_requests(request(name, [chance.randrange(3) for _ in range(length)], 1))
+    for index in range(chance.randint(1, 3)):
+        lengths[f"short {index}"] = chance.randint(1, 8)
+        scheduler.add_requests(request(f"short {index}", [chance.randrange(3)] * lengths[f"short {index}"], 1))
+    steps, first = 0, {}
+    while scheduler.has_unfinished_requests():
+        steps += 1
+        step = scheduler.schedule()
+        if any(name.startswith("long") for name in scheduler.requests):
+            assert step.total_num_scheduled_tokens == 16 or len(scheduler.requests) == 1, "room was left unused"
+        for output in scheduler.update_from_output(step, worker.execute(step)).outputs:
+            first[output.request_id] = steps
+    shorts = [name for name in first if name.startswith("short")]
+    assert all(first[name] <= 3 for name in shorts)
+    assert [name for name in first if name.startswith("long")] == [name for name in lengths if name.startswith("long")]
+    work = sum(lengths.values())
+    assert steps <= -(-work // 16) + len(lengths)
 
 
 @settings(max_examples=40, deadline=None)

@@ -54,6 +54,8 @@ def case(request, tiny: Callable[[str], Path]) -> tuple[Path, list[list[list[int
         {"enable_prefix_caching": False},
         {"enable_chunked_prefill": False},
         {"long_prefill_token_threshold": 5},
+        {"max_num_batched_tokens": 16, "max_long_partial_prefills": 3},
+        {"itl_target_ms": 0.001},
         {"scheduling_policy": "priority"},
         {"max_num_seqs": 1},
         {"max_num_seqs": 64},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -70,3 +71,33 @@ def test_after_shutdown_every_call_says_so(tiny: Callable[[str], Path]) -> None:
     for call in (llm.get_stats, llm.llm_engine.step, lambda: llm.generate([[5]], use_tqdm=False)):
         with pytest.raises(EngineDeadError, match="the engine was shut down"):
             call()
+
+
+@pytest.mark.parametrize(
+    ("options", "tokens"), [({"itl_target_ms": 0.001}, 32), ({"itl_target_ms": 1e9, "max_num_batched_tokens": 80}, 80)]
+)
+def test_steps_are_sized_when_the_engine_starts_and_it_is_said_why(
+    tiny: Callable[[str], Path], caplog: pytest.LogCaptureFixture, options: dict[str, float], tokens: int
+) -> None:
+    with (
+        caplog.at_level(logging.INFO, "fathom"),
+        LLM(str(tiny("llama-gqa")), num_threads=1, multiprocess=False, max_num_seqs=16, **options) as llm,
+    ):
+        assert llm.llm_engine.config.scheduler.max_num_batched_tokens == tokens
+        llm.llm_engine.add_request("a", [5] * 90, GREEDY)
+        steps = 1
+        while not llm.llm_engine.step():
+            steps += 1
+    assert f"chose max_num_batched_tokens={tokens}: a prefill step of it takes about" in caplog.text
+    assert steps >= -(-90 // tokens)  # more, where the context counts
+
+
+def test_steps_are_as_large_as_they_were_told_to_be(
+    tiny: Callable[[str], Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    with (
+        caplog.at_level(logging.INFO, "fathom"),
+        LLM(str(tiny("llama-gqa")), num_threads=1, multiprocess=False, max_num_batched_tokens=512) as llm,
+    ):
+        assert llm.llm_engine.config.scheduler.max_num_batched_tokens == 512
+    assert "a prefill step" not in caplog.text

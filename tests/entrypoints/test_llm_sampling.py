@@ -76,11 +76,57 @@ def test_tokens_outside_the_vocabulary_are_refused(llm: LLM, name: str) -> None:
     assert llm.get_stats()["num_waiting"] == 0
 
 
+@pytest.mark.parametrize(
+    ("fields", "parameter", "words"),
+    [
+        (
+            {"allowed_token_ids": [EOS, 40], "stop_token_ids": [40], "min_tokens": 2},
+            "allowed_token_ids",
+            f"of allowed_token_ids=[{EOS}, 40], min_tokens=2 excludes [{EOS}, 40], which end the answer.",
+        ),
+        (
+            {"allowed_token_ids": ["z", EOS], "bad_words": ["z"], "min_tokens": 1},
+            "allowed_token_ids",
+            "bad_words exclude [{z}] and min_tokens=1 excludes",
+        ),
+        ({"allowed_token_ids": ["z"], "bad_words": ["z"]}, "allowed_token_ids", "bad_words exclude [{z}]."),
+        (
+            {"stop_token_ids": list(range(512)), "min_tokens": 1},
+            "min_tokens",
+            "of every token, min_tokens=1 excludes [0, 1, 2, 3, 4, ... 512 ids]",
+        ),
+    ],
+    ids=["all stop", "stop or bad", "bad", "every token stops"],
+)
+def test_fields_that_exclude_every_token_are_refused_by_name(
+    llm: LLM, fields: dict[str, Any], parameter: str, words: str
+) -> None:
+    (z,) = llm.get_tokenizer().encode("z")
+    allowed = fields.get("allowed_token_ids")
+    if allowed:
+        fields = fields | {"allowed_token_ids": [z if token == "z" else token for token in allowed]}
+    with pytest.raises(ValidationError) as caught:
+        llm.generate([PROMPT], SamplingParams(**fields), use_tqdm=False)
+    assert caught.value.parameter == parameter
+    assert words.replace("{z}", str(z)) in str(caught.value)
+
+
+def test_what_leaves_a_token_is_no_contradiction(answer: Callable[..., Any]) -> None:
+    assert answer([PROMPT], max_tokens=3, allowed_token_ids=[EOS]).token_ids == [EOS]
+    ignored = answer([PROMPT], max_tokens=3, allowed_token_ids=[EOS], min_tokens=2, ignore_eos=True)
+    assert ignored.token_ids == [EOS] * 3
+    stops = answer([PROMPT], max_tokens=3, allowed_token_ids=[EOS, 40], bad_words=["z"], min_tokens=2)
+    assert stops.token_ids[:2] == [40, 40]
+
+
 def test_nothing_left_to_sample_fails_that_request_alone(llm: LLM) -> None:
+    """A bad word of two tokens, of which only the second is in the way, shows in the middle of the answer."""
     greedy = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
-    params = [SamplingParams(allowed_token_ids=[EOS], min_tokens=2), greedy]
+    (z,) = llm.get_tokenizer().encode("z")
+    assert llm.get_tokenizer().encode("zz") == [z, z]
+    params = [SamplingParams(allowed_token_ids=[z], bad_words=["zz"]), greedy]
     hopeless, other = (output.outputs[0] for output in llm.generate([PROMPT] * 2, params, use_tqdm=False))
-    assert hopeless.finish_reason == "error"
+    assert (hopeless.finish_reason, hopeless.token_ids) == ("error", [z])
     assert "no token is left to sample: allowed_token_ids, bad_words, min_tokens" in hopeless.error
     assert [other.token_ids] == tokens(llm, [PROMPT], greedy)[0]
 

@@ -47,6 +47,7 @@ TOOL_TEMPLATE = (
 def guarded(tiny_chat_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The tiny model with keys, admin routes, a template for tools, and a queue of two behind one place."""
     flags = ["--api-key=one", "--enable-admin", "--max-queue=2", "--max-num-seqs=1", "--max-queue-tokens=3000"]
+    flags += ["--max-num-batched-tokens=2048"]
     flags += ["--allowed-origins=https://example.com", "--engine-stall-timeout=0.5", "--max-body-bytes=100000"]
     tmp = tmp_path_factory.mktemp("guarded")
     flags += [f"--chat-template={TOOL_TEMPLATE}", "--trust-request-chat-template", f"--profile-folder={tmp}/profile"]
@@ -90,7 +91,7 @@ THINKING_TEMPLATE = (
 @pytest.fixture(scope="session")
 def thinker(tiny_chat_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The tiny model with a template that opens reasoning, as "tiny"."""
-    flags = ["--served-model-name=tiny", f"--chat-template={THINKING_TEMPLATE}"]
+    flags = ["--served-model-name=tiny", f"--chat-template={THINKING_TEMPLATE}", f"--logits-processors={FORCED}"]
     started = Server(tiny_chat_model, tmp_path_factory.mktemp("thinker"), *flags)
     yield started
     assert started.stop() == 0

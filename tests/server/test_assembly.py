@@ -59,10 +59,31 @@ def outputs(text: str, cuts: list[int], index: int = 0, reason: str = "stop") ->
     return made
 
 
-def chat(parts: list[RequestOutput], n: int = 1, prefix: str = "") -> ChatCompletion:
-    parser = make_parser("hermes", "deepseek_r1", None, TOOLS)
+class Letters:
+    """Ids to text, as `outputs` numbers them: id i is the i-th character, and the last one shows nothing."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        return "".join(self._text[token_id : token_id + 1] for token_id in token_ids)
+
+    def finish(self) -> str:
+        return ""
+
+
+def chat(parts: list[RequestOutput], n: int = 1, prefix: str = "", prompt: str = "") -> ChatCompletion:
+    parser = make_parser("hermes", "deepseek_r1", None, TOOLS, prompt=prompt)
+    text = "".join(answer.text for part in parts for answer in part.outputs if answer.index == 0)
     options = ChatOptions(
-        n=n, parser=parser, prefix=prefix, named=bool(prefix), names=NAMES, top_logprobs=1, token_ids=True
+        n=n,
+        parser=parser,
+        pieces=lambda: Letters(text),
+        prefix=prefix,
+        named=bool(prefix),
+        names=NAMES,
+        top_logprobs=1,
+        token_ids=True,
     )
     assembler = ChatAssembler(ENVELOPE, options, 3)
     chunks = [chunk for part in parts for chunk in assembler.step(0, part)]
@@ -122,6 +143,36 @@ def test_calls_of_several_answers_have_ids_of_their_own() -> None:
     answer = chat(both, n=2)
     ids = [call.id for choice in answer.choices for call in choice.message.tool_calls or ()]
     assert len(ids) == len(set(ids)) == 4
+
+
+@pytest.mark.parametrize("cuts", [[], [1], list(range(80)), [9, 12, 20]], ids=["whole", "two", "single", "some"])
+@pytest.mark.parametrize(
+    ("text", "prompt", "count"),
+    [
+        ("<think>Hm, so.</think>The sea.", "", 7),
+        (" \n<think>\nHm.\n</think>\n\nThe sea.", "", 5),
+        ("Hm.</think>The sea.", "<think>\n", 3),
+        ("<think>Hm.</think>The sea.", "<think>", 3),  # the tag twice
+        ("<think>Hm", "", 3),  # cut off: all, the last one without text too
+        ("Hm. </th", "<think>", 9),
+        ("<thi", "<think>", 5),
+        ("<thi", "", 0),
+        ("The <think>sea</think>.", "", 0),
+        ("</think>The sea.", "<think>", 0),
+        ("", "<think>", 1),
+        ("", "", 0),
+    ],
+)
+def test_tokens_between_the_tags_are_reasoning(text: str, prompt: str, count: int, cuts: list[int]) -> None:
+    usage = chat(outputs(text, cuts), prompt=prompt).usage
+    assert usage.completion_tokens == len(text) + 1
+    assert usage.completion_tokens_details.reasoning_tokens == count
+
+
+def test_reasoning_of_several_answers_is_added_up() -> None:
+    text = "<think>Hm</think>!"
+    answer = chat(outputs(text, [3]) + outputs(text, [8, 9], index=1), n=2)
+    assert answer.usage.completion_tokens_details.reasoning_tokens == 4
 
 
 def test_usage_counts_the_prompt_once_and_minus_infinity_is_a_number() -> None:

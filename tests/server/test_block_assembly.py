@@ -15,13 +15,14 @@ from hypothesis import strategies as st
 
 from fathom.entrypoints.server.assembly.blocks import BlockReader
 from fathom.entrypoints.server.assembly.messages import MessagesAssembler
+from fathom.entrypoints.server.assembly.reasoning_tokens import reasoning_tokens
 from fathom.entrypoints.server.assembly.responses import ResponsesAssembler, fold_responses
 from fathom.entrypoints.server.errors import ApiError
 from fathom.entrypoints.server.parsing import make_parser
 from fathom.entrypoints.server.protocol.responses import ReasoningOptions, ResponseAnswer
 from fathom.entrypoints.server.typed_events import signs_of_life
 from fathom.outputs import RequestOutput
-from tests.server.test_assembly import CALLS, ENVELOPE, TEXTS, TOOLS, outputs
+from tests.server.test_assembly import CALLS, ENVELOPE, TEXTS, TOOLS, Letters, outputs
 
 ONE_CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 MIXED = [*TEXTS, f"<think>\nHm.\n</think>\n\nA {ONE_CALL}\nB\n{CALLS} C ", f"<think>a</think>{ONE_CALL}", ONE_CALL[:50]]
@@ -36,8 +37,9 @@ def reader() -> BlockReader:
     return BlockReader(make_parser("hermes", "qwen3", None, TOOLS), "")
 
 
-def responses() -> ResponsesAssembler:
-    return ResponsesAssembler(ENVELOPE, ANSWER, reader(), 3, len)
+def responses(text: str) -> ResponsesAssembler:
+    count = reasoning_tokens(make_parser("hermes", "qwen3", None, TOOLS), lambda: Letters(text))
+    return ResponsesAssembler(ENVELOPE, ANSWER, reader(), 3, count)
 
 
 def messages() -> MessagesAssembler:
@@ -56,8 +58,8 @@ def events_of(assembler: Any, parts: list[RequestOutput]) -> list[Any]:
 @settings(max_examples=150, deadline=None)
 def test_a_response_is_its_events_however_they_are_cut(text: str, cuts: list[int], reason: str) -> None:
     parts = outputs(text, cuts, reason=reason)
-    events = events_of(responses(), parts)
-    whole = msgspec.to_builtins(fold_responses(responses_events(outputs(text, [], reason=reason))))
+    events = events_of(responses(text), parts)
+    whole = msgspec.to_builtins(fold_responses(responses_events(text, outputs(text, [], reason=reason))))
     assert events[-1]["response"] == whole
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     items: list[dict[str, Any]] = []
@@ -76,8 +78,8 @@ def test_a_response_is_its_events_however_they_are_cut(text: str, cuts: list[int
     assert len(items) == len(whole["output"])
 
 
-def responses_events(parts: list[RequestOutput]) -> list[Any]:
-    assembler = responses()
+def responses_events(text: str, parts: list[RequestOutput]) -> list[Any]:
+    assembler = responses(text)
     return [event for part in parts for event in assembler.step(0, part)] + assembler.end()
 
 
@@ -115,14 +117,14 @@ def test_a_message_is_its_events_however_they_are_cut(text: str, cuts: list[int]
 
 
 def test_blocks_have_the_order_of_the_text() -> None:
-    answer = fold_responses(responses_events(outputs(MIXED[-3], [])))
+    answer = fold_responses(responses_events(MIXED[-3], outputs(MIXED[-3], [])))
     kinds = [item["type"] for item in msgspec.to_builtins(answer.output)]
     assert kinds == ["reasoning", "message", "function_call", "message", "function_call", "function_call", "message"]
     texts = [item["content"][0]["text"] for item in msgspec.to_builtins(answer.output) if "content" in item]
     assert texts == ["Hm.", "A", "B", "C"]
     assert len({item["call_id"] for item in msgspec.to_builtins(answer.output) if "call_id" in item}) == 3
     assert answer.usage is not None
-    assert answer.usage.output_tokens_details.reasoning_tokens == 3
+    assert answer.usage.output_tokens_details.reasoning_tokens == 5  # with the ends of lines around it
 
 
 @pytest.mark.parametrize(
@@ -156,7 +158,7 @@ def test_signs_of_life_come_until_there_is_an_output() -> None:
 
 def test_an_answer_that_fails_says_so_with_what_there_was() -> None:
     error = ApiError(503, "The engine is gone.", code="engine_dead")
-    assembler = responses()
+    assembler = responses("")
     assembler.begin()
     assembler.step(0, outputs("Hello, world.", [5])[0])
     name, data = assembler.failed(error).decode().strip().split("\n")

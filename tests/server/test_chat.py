@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 from typing import Any
 
 import pytest
 
 from fathom import LLM, SamplingParams
+from tests.server.forced import ids_of, says
 from tests.server.processes import Server
 
 USER: list[Any] = [{"role": "user", "content": "Why is the sea salt?"}]
@@ -202,3 +204,21 @@ def test_habits_of_clients_do_no_harm(server: Server) -> None:
     history = [*USER, first.model_dump(), {"role": "user", "content": "Go on."}]
     answer = server.post("/v1/chat/completions", messages=history, user="me", metadata={"a": "b"}, **neutral, **GREEDY)
     assert answer.status_code == 200, answer.text
+
+
+def test_usage_says_how_many_tokens_were_reasoning(thinker: Server, server: Server) -> None:
+    """The prompt has opened the reasoning; the count is of ids, and the same streamed as in one piece."""
+    thought = ids_of(thinker, "Salt, é. ")
+    body = {"messages": USER, **says(thinker, [*thought, *ids_of(thinker, "</think> Rivers.")])}
+    answer = thinker.post("/v1/chat/completions", **body).json()
+    assert answer["choices"][0]["message"]["content"] == "Rivers."
+    assert answer["usage"]["completion_tokens_details"] == {"reasoning_tokens": len(thought)}
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    lines = thinker.post("/v1/chat/completions", **body, **options).text.split("\n\n")
+    usage = json.loads(lines[-3].removeprefix("data: "))["usage"]
+    assert usage["completion_tokens_details"] == answer["usage"]["completion_tokens_details"]
+    off = {"chat_template_kwargs": {"enable_thinking": False}, "max_tokens": 4}
+    without = thinker.post("/v1/chat/completions", messages=USER, **off).json()
+    assert without["usage"]["completion_tokens_details"] == {"reasoning_tokens": 0}
+    plain = server.post("/v1/chat/completions", messages=USER, max_tokens=1).json()
+    assert "completion_tokens_details" not in plain["usage"]

@@ -93,6 +93,7 @@ COMPLETION_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"logit_bias": {"99999": 1}}, "logit_bias"),
     ({"logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias"),
     ({"allowed_token_ids": []}, "allowed_token_ids"),
+    ({"allowed_token_ids": [7], "stop_token_ids": [7], "min_tokens": 1, "max_tokens": 2}, "allowed_token_ids"),
     ({"bad_words": [""]}, "bad_words"),
     ({"cache_salt": ""}, "cache_salt"),
     ({"cache_salt": "x" * 129}, "cache_salt"),

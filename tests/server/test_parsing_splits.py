@@ -71,7 +71,7 @@ def check_split(parser: OutputParser, text: str, cuts: list[int]) -> None:
     cuts=st.lists(st.integers(0, 400), max_size=8),
 )
 def test_any_split_gives_the_same(dialect, tags, inside, parallel, text, cuts):
-    prompt = next(iter(REASONING_TAGS[tags]._starts)) if tags and inside else ""
+    prompt = next(iter(REASONING_TAGS[tags].starts)) if tags and inside else ""
     parser = make_parser(dialect, tags or "none", None, TOOLS, parallel_tool_calls=parallel, prompt=prompt)
     check_split(parser, text, cuts)
 

@@ -1,12 +1,14 @@
-"""RequestQueue: waiting requests in their order of service.
+"""Waiting requests in their order of service.
 
 The order is the request's key, lowest first: (0, arrival number) for FCFS, (priority, arrival number) for
-priority. A preempted request comes back with the key it had, hence before all that arrived after it.
+priority. A preempted request comes back with the key it had, hence before all that arrived after it. Long prompts
+have a queue of their own, since one that has to wait for another long one does not hold up the short ones behind it.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable
 
 from fathom.core.request import Request
 
@@ -45,3 +47,35 @@ class RequestQueue:
         if len(self._heap) > 64 and len(self._heap) > 2 * len(self._live):
             self._heap = [entry for entry in self._heap if entry[1] in self._live]
             heapq.heapify(self._heap)
+
+
+class WaitingRequests:
+    """The queue of short prompts and the queue of long ones.
+
+    Args:
+        is_long: which a request belongs to; asked when it is pushed.
+    """
+
+    def __init__(self, is_long: Callable[[Request], bool]) -> None:
+        self._is_long = is_long
+        self._short = RequestQueue()
+        self._long = RequestQueue()
+
+    def __len__(self) -> int:
+        return len(self._short) + len(self._long)
+
+    def push(self, request: Request) -> None:
+        (self._long if self._is_long(request) else self._short).push(request)
+
+    def heads(self) -> list[Request]:
+        """The next of either queue, in order of service."""
+        heads = [head for head in (self._short.peek(), self._long.peek()) if head is not None]
+        return sorted(heads, key=lambda request: request.key)
+
+    def pop(self, head: Request) -> None:
+        """Take a request that `heads` shows."""
+        (self._long if head in self._long else self._short).pop()
+
+    def remove(self, request: Request) -> None:
+        self._short.remove(request)
+        self._long.remove(request)

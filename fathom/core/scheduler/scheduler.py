@@ -2,10 +2,11 @@
 
 There is no prefill phase and no decode phase. Each request has `num_tokens` that exist and `num_computed_tokens`
 whose keys and values are in the cache; a step closes part of that deficit, for as many requests as the token
-budget, the number of rows and the free KV blocks allow. The running requests come first, in order of service;
-what is left of the budget admits waiting ones. If a running request needs a block and none is free, the last one
-in the order gives its blocks back and waits again, to be recomputed later. The first in the order is thus never
-held up, and since no request is accepted that does not fit alone, every request ends.
+budget, the number of rows and the free KV blocks allow. A request that lacks one token, because it generates, gets
+it in every step; what is left of the budget goes to those that lack more, the running ones first, in order of
+service, then to waiting ones, which it admits (`prefill_room` says how much to which). If a running request needs a
+block and none is free, the last one in the order gives its blocks back and waits again, to be recomputed later. The
+first in the order is thus never held up, and since no request is accepted that does not fit alone, every request ends.
 
 Steps may be scheduled ahead: while earlier ones are in flight, the tokens that they will sample count as existing,
 and the worker, which runs steps in order, knows their values by the time it needs them. If such a token turns out to
@@ -27,7 +28,8 @@ import numpy as np
 from fathom.config import EngineConfig
 from fathom.core.kv_cache.manager import Blocks, KVCacheManager
 from fathom.core.request import Request, RequestStatus
-from fathom.core.scheduler.queues import RequestQueue
+from fathom.core.scheduler.prefill_room import PrefillRoom, StepSize
+from fathom.core.scheduler.queues import WaitingRequests
 from fathom.core.scheduler.update import StepUpdate
 from fathom.kv_cache_spec import KVCacheConfig
 from fathom.step import ModelRunnerOutput, NewRequestData, SchedulerOutput
@@ -62,26 +64,36 @@ class Scheduler:
         config: a resolved config.
         kv_cache_config: the pool's layout.
         max_model_len: longest sequence, as fitted to the pool.
+        step_size: how much prefill a step holds; by default as much as max_num_batched_tokens allows.
     """
 
-    def __init__(self, config: EngineConfig, kv_cache_config: KVCacheConfig, max_model_len: int) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        kv_cache_config: KVCacheConfig,
+        max_model_len: int,
+        step_size: StepSize | None = None,
+    ) -> None:
         options = config.scheduler
         assert options.max_num_seqs is not None, "the config is not resolved"
         assert options.max_num_batched_tokens is not None, "the config is not resolved"
+        assert options.max_long_partial_prefills is not None, "the config is not resolved"
         self.max_num_seqs = options.max_num_seqs
         self.max_num_batched_tokens = options.max_num_batched_tokens
         self.max_model_len = max_model_len
+        self.step_size = step_size or StepSize(self.max_num_batched_tokens)
         self.kv_cache = KVCacheManager(
             kv_cache_config,
             enable_prefix_caching=config.cache.enable_prefix_caching,
             max_num_batched_tokens=self.max_num_batched_tokens,
         )
         self.requests: dict[str, Request] = {}
-        self.waiting = RequestQueue()
+        self.waiting = WaitingRequests(self._is_long)
         self.running: list[Request] = []  # in order of service
         self.num_preemptions = 0
         self._chunked_prefill = options.enable_chunked_prefill
-        self._long_prefill = options.long_prefill_token_threshold or self.max_num_batched_tokens
+        self._longest_chunk = options.long_prefill_token_threshold or self.max_num_batched_tokens
+        self._max_long = options.max_long_partial_prefills
         self._by_priority = options.scheduling_policy == "priority"
         self._report_stats = not config.runtime.disable_log_stats
         self._num_arrived = 0
@@ -138,10 +150,12 @@ class Scheduler:
             num_context_requests=0,
             num_context_tokens=0,
         )
-        budget, preempted = self._schedule_running(output, self.max_num_batched_tokens)
+        room = PrefillRoom(self.step_size, self.max_num_batched_tokens, self._longest_chunk, self.running)
+        preempted = self._schedule_running(output, room)
         if not preempted:
-            budget = self._admit_waiting(output, budget)
-        output.total_num_scheduled_tokens = self.max_num_batched_tokens - budget
+            self._admit_waiting(output, room)
+            self._give_rest(output, room)
+        output.total_num_scheduled_tokens = sum(output.num_scheduled_tokens.values())
         if output.num_scheduled_tokens:
             output.finished_request_ids, self._left_batch = self._left_batch, []
             registered = self.kv_cache.pool.take_newly_registered()
@@ -198,28 +212,30 @@ class Scheduler:
 
     # ---------------------------------------------------------------- pass 1: running requests
 
-    def _schedule_running(self, output: SchedulerOutput, budget: int) -> tuple[int, bool]:
-        """Give each running request its deficit, in order; returns (budget left, whether anyone was preempted)."""
+    def _schedule_running(self, output: SchedulerOutput, room: PrefillRoom) -> bool:
+        """Give each running request its token or its next chunk, in order; returns whether anyone was preempted."""
         preempted = False
         index = 0
         running = self.running
         scheduled = output.num_scheduled_tokens
         allocate = self.kv_cache.allocate_slots
-        while index < len(running) and budget > 0:
+        while index < len(running):
             request = running[index]
-            if request.num_awaited_tokens and request.ends_by_length():
-                index += 1
+            index += 1
+            missing = num_new = len(request.token_ids) + request.num_awaited_tokens - request.num_computed_tokens
+            if missing > 1:
+                num_new = room.take(request, request.num_computed_tokens, missing)
+            elif request.num_awaited_tokens and request.ends_by_length():
+                num_new = 0
+            if not num_new:
                 continue
-            deficit = num_new = len(request.token_ids) + request.num_awaited_tokens - request.num_computed_tokens
-            if num_new > 1:
-                num_new = min(num_new, self._long_prefill, budget)
             blocks = allocate(request, num_new)
             while blocks is None:
                 preempted = True
                 victim = running.pop()
                 self._preempt(victim)
                 if victim is request:
-                    return budget, True
+                    return True
                 blocks = allocate(request, num_new)
             if blocks:
                 output.new_block_ids[request.request_id] = blocks
@@ -228,11 +244,9 @@ class Scheduler:
                 output.num_context_tokens += num_new
             scheduled[request.request_id] = num_new
             request.num_computed_tokens += num_new
-            if num_new == deficit:
+            if num_new == missing:
                 request.num_awaited_tokens += 1
-            budget -= num_new
-            index += 1
-        return budget, preempted
+        return preempted
 
     def _preempt(self, request: Request) -> None:
         self.kv_cache.free(request)
@@ -245,27 +259,36 @@ class Scheduler:
 
     # ---------------------------------------------------------------- pass 2: waiting requests
 
-    def _admit_waiting(self, output: SchedulerOutput, budget: int) -> int:
-        """Admit waiting requests in order until something runs out; returns the budget left."""
-        while budget > 0 and len(self.running) < self.max_num_seqs:
-            request = self.waiting.peek()
-            if request is None or request.num_awaited_tokens:  # preempted, and a token of it is still on its way
+    def _admit_waiting(self, output: SchedulerOutput, room: PrefillRoom) -> None:
+        """Admit waiting requests in order until something runs out."""
+        while self.waiting and len(self.running) < self.max_num_seqs and not room.is_used_up:
+            request, cached, num_cached = self._next_to_admit(room)
+            if request is None:
+                return
+            missing = request.num_tokens - num_cached
+            if not self._chunked_prefill and not room.holds(num_cached, missing):
+                return
+            if not self.kv_cache.can_hold(request, cached, num_cached):
+                return
+            num_new = room.take(request, num_cached, missing)
+            if not self._take_blocks(request, cached, num_cached, num_new):
+                return
+            self.waiting.pop(request)
+            self._start(request, num_cached, num_new, output)
+
+    def _next_to_admit(self, room: PrefillRoom) -> tuple[Request | None, Blocks, int]:
+        """The next waiting request, and what is cached of it; passes over a long prompt while others are under way."""
+        for request in self.waiting.heads():
+            if request.num_awaited_tokens:  # preempted, and a token of it is still on its way
                 break
             cached, num_cached = self.kv_cache.find_cached_prefix(request)
-            num_new = min(request.num_tokens - num_cached, self._long_prefill)
-            if not self._chunked_prefill and num_new > budget:
-                break
-            num_new = min(num_new, budget)
-            if not self._take_blocks(request, cached, num_cached, num_new):
-                break
-            self.waiting.pop()
-            self._start(request, num_cached, num_new, output)
-            budget -= num_new
-        return budget
+            if room.num_long < self._max_long or not self.step_size.is_long(
+                num_cached, request.num_tokens - num_cached
+            ):
+                return request, cached, num_cached
+        return None, (), 0
 
     def _take_blocks(self, request: Request, cached: Blocks, num_cached: int, num_new: int) -> bool:
-        if not self.kv_cache.can_hold(request, cached, num_cached):
-            return False
         self.kv_cache.admit(request, cached)
         request.num_computed_tokens = num_cached
         if self.kv_cache.allocate_slots(request, num_new) is None:
@@ -300,7 +323,45 @@ class Scheduler:
         if request.num_computed_tokens == request.num_tokens:
             request.num_awaited_tokens = 1
 
+    def _give_rest(self, output: SchedulerOutput, room: PrefillRoom) -> None:
+        """Lengthen the first long prompt's chunk by the room that nobody behind it needed."""
+        request = room.first_long
+        if request is None or room.is_used_up:
+            return
+        request_id = request.request_id
+        taken = output.num_scheduled_tokens.get(request_id)
+        if taken is None:  # it could not be admitted
+            return
+        more = room.take_rest(request, taken)
+        # As one chunk, from where it starts: its first token still sees what the window hides from the ones behind.
+        request.num_computed_tokens -= taken
+        blocks = self.kv_cache.allocate_slots(request, taken + more)
+        if blocks is None:
+            more = 0
+        request.num_computed_tokens += taken + more
+        if not request.num_missing:
+            request.num_awaited_tokens = 1
+        output.num_scheduled_tokens[request_id] = taken + more
+        output.num_context_tokens += more
+        if not blocks:
+            return
+        for new in output.new_requests:
+            if new.request_id == request_id:
+                new.block_ids = self.kv_cache.block_ids(request)
+                return
+        before = output.new_block_ids.get(request_id)
+        output.new_block_ids[request_id] = (
+            blocks if before is None else tuple(old + new for old, new in zip(before, blocks, strict=True))
+        )
+
     # ---------------------------------------------------------------- helpers
+
+    def _is_long(self, request: Request) -> bool:
+        """Whether what is not cached of a waiting request takes more than a step."""
+        if not self.step_size.is_long(0, request.num_tokens):
+            return False
+        _, num_cached = self.kv_cache.find_cached_prefix(request)
+        return self.step_size.is_long(num_cached, request.num_tokens - num_cached)
 
     def _cannot_serve(self, request_id: str, num_prompt_tokens: int) -> str | None:
         if request_id in self.requests:

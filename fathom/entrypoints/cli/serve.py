@@ -5,8 +5,12 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from fathom.config import EngineConfig
 from fathom.entrypoints.cli.engine_flags import add_engine_flags, add_flags, config_from_flags, given_flags
 from fathom.entrypoints.server.settings import ServerSettings, iter_settings
+
+ITL_TARGET_MS = 150.0
+"""Six tokens a second at the slowest, about as fast as people read."""
 
 _ALIASES = {"max_queue": "max-num-queued-reqs", "max_queue_tokens": "max-num-queued-tokens"}
 
@@ -23,12 +27,19 @@ def run(options: argparse.Namespace) -> int:
     settings = ServerSettings(**given)
     if options.model_name is not None:
         setattr(options, "engine.model", options.model_name)
-    config = config_from_flags(options)
+    config = _with_latency_target(config_from_flags(options))
     import uvloop
 
     from fathom.entrypoints.server.lifecycle import serve
 
     return uvloop.run(serve(config, settings))
+
+
+def _with_latency_target(config: EngineConfig) -> EngineConfig:
+    """Size steps to what a stream's reader may be made to wait, unless the flags say how large they are."""
+    scheduler = config.scheduler
+    given = scheduler.itl_target_ms is not None or scheduler.max_num_batched_tokens is not None
+    return config if given or not scheduler.enable_chunked_prefill else config.replace(itl_target_ms=ITL_TARGET_MS)
 
 
 def _as_tuple(value: object) -> object:

@@ -10,6 +10,7 @@ from starlette.responses import Response
 from fathom.entrypoints.server.assembly.chat import ChatAssembler, ChatOptions, fold_chat
 from fathom.entrypoints.server.assembly.common import Explainer
 from fathom.entrypoints.server.assembly.logprobs import TokenNames
+from fathom.entrypoints.server.assembly.reasoning_tokens import pieces_of
 from fathom.entrypoints.server.conversation import Conversation, prepare
 from fathom.entrypoints.server.generation import streamed, whole
 from fathom.entrypoints.server.http import read_request
@@ -38,6 +39,7 @@ def _options(
         n=request.n or 1,
         role=serving.settings.response_role,
         parser=conversation.parser,
+        pieces=pieces_of(serving.need_tokenizer("messages")),
         prefix=conversation.tools.prefix,
         echo=_echo(request),
         named=conversation.tools.named,

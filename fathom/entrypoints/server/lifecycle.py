@@ -18,7 +18,7 @@ import uvicorn
 
 from fathom.config import EngineConfig
 from fathom.entrypoints.server.app import create_app
-from fathom.entrypoints.server.connection import Connection
+from fathom.entrypoints.server.connection import connections
 from fathom.entrypoints.server.listening import BACKLOG, bind, say_ready
 from fathom.entrypoints.server.serving import Serving, model_names
 from fathom.entrypoints.server.settings import ServerSettings
@@ -144,7 +144,7 @@ async def _run(
     server = _Uvicorn(
         uvicorn.Config(
             create_app(serving),
-            http=Connection,
+            http=connections(serving.settings.request_read_timeout),
             ws="none",
             lifespan="off",
             log_config=None,

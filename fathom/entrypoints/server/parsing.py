@@ -28,6 +28,7 @@ _NOTHING = Markers(())
 class OutputParser:
     """How to read one request's outputs. Immutable: a stream has the state.
 
+    tags: how reasoning is marked; inside_reasoning: the prompt ends within it.
     markup: strings that the parse looks for. Those that are special tokens of the tokenizer must reach the text:
         if there are any, detokenise with skip_special_tokens=False.
 
@@ -49,12 +50,12 @@ class OutputParser:
         parallel: bool = True,
     ):
         self._dialect = dialect if tools else None
-        self._tags = tags
+        self.tags = tags
         self._tools = tools or {}
-        self._inside_reasoning = inside_reasoning
+        self.inside_reasoning = inside_reasoning
         self._parallel = parallel
         self.markup = frozenset[str]().union(
-            self._dialect.markup if self._dialect else (), self._tags.markup if self._tags else ()
+            self._dialect.markup if self._dialect else (), self.tags.markup if self.tags else ()
         )
 
     def parse(self, text: str, finished: bool) -> Parsed:
@@ -73,8 +74,8 @@ class OutputParser:
         return ParseStream(reader, collector, self._read(reader, collector))
 
     def _read(self, reader: TextReader, out: Collector) -> Wait[None]:
-        if self._tags:
-            yield from self._tags.read(reader, out, inside=self._inside_reasoning)
+        if self.tags:
+            yield from self.tags.read(reader, out, inside=self.inside_reasoning)
         if self._dialect:
             yield from self._dialect.read(reader, out, self._tools)
         else:

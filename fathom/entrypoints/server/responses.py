@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from fathom.entrypoints.server.assembly.blocks import BlockReader
 from fathom.entrypoints.server.assembly.common import Envelope
+from fathom.entrypoints.server.assembly.reasoning_tokens import pieces_of, reasoning_tokens
 from fathom.entrypoints.server.assembly.responses import ResponsesAssembler, fold_responses
 from fathom.entrypoints.server.conversation import Conversation, prepare
 from fathom.entrypoints.server.errors import to_api_error
@@ -62,7 +63,7 @@ def _assembler(serving: Serving, request: ResponsesRequest, conversation: Conver
         _answer(request, conversation.envelope, conversation),
         BlockReader(conversation.parser, conversation.tools.prefix),
         conversation.prompt_length,
-        lambda text: len(tokenizer.encode(text, add_special_tokens=False)),
+        reasoning_tokens(conversation.parser, pieces_of(tokenizer), conversation.tools.prefix),
     )
 
 

@@ -50,6 +50,9 @@ class ServerSettings:
     max_queue: int = option(2048, "Most answers that wait for a place in the engine; more get 429.")
     max_queue_tokens: int | None = option(None, "Most prompt tokens of answers that have not begun; more get 429.")
     max_body_bytes: int = option(32 << 20, "Largest body of a request.")
+    request_read_timeout: float = option(
+        60.0, "Seconds that a client may take to send a request's head, and then its body; later is 408; 0: no limit."
+    )
     request_timeout: float | None = option(None, "Seconds for a request that brings no limit of its own.")
 
     shutdown_timeout: float = option(8.0, "Seconds that running requests have after the signal to stop.")
@@ -66,7 +69,7 @@ class ServerSettings:
             _require(value is None or value >= 0, name, value, "must not be negative")
         _require(self.api_server_count >= 1, "api_server_count", self.api_server_count, "must be at least 1")
         _require(self.port <= 65_535, "port", self.port, "must be at most 65535")
-        for name in ("shutdown_timeout", "engine_stall_timeout", "request_timeout"):
+        for name in ("shutdown_timeout", "engine_stall_timeout", "request_timeout", "request_read_timeout"):
             value = getattr(self, name)
             _require(value is None or 0 <= value < math.inf, name, value, "must be a number of seconds")
         for key in self.api_key:

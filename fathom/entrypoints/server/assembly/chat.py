@@ -6,7 +6,7 @@ depend on the pieces in which the text comes, so a chunk holds what a piece has 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import msgspec
@@ -20,6 +20,7 @@ from fathom.entrypoints.server.assembly.common import (
     prompt_logprobs_field,
 )
 from fathom.entrypoints.server.assembly.logprobs import TokenNames, chat_logprobs
+from fathom.entrypoints.server.assembly.reasoning_tokens import ReasoningTokens, reasoning_tokens
 from fathom.entrypoints.server.parsing import OutputParser, ParseStream
 from fathom.entrypoints.server.protocol.chat import (
     AnswerMessage,
@@ -34,6 +35,8 @@ from fathom.entrypoints.server.protocol.chat import (
     ToolCall,
     ToolCallDelta,
 )
+from fathom.entrypoints.server.protocol.common import Usage
+from fathom.frontend.tokenizer.text_stream import TextStream
 from fathom.outputs import CompletionOutput, RequestOutput
 
 
@@ -41,12 +44,14 @@ from fathom.outputs import CompletionOutput, RequestOutput
 class ChatOptions:
     """What a request wants to see.
 
-    parser: reads the answer. prefix: text that it reads before the answer's, as it ended the prompt. echo: content
-    before the answer's own. named: tool_choice names a function. names: None without logprobs.
+    parser: reads the answer. pieces: opens a stream from ids to text, to count reasoning; None: it is not counted.
+    prefix: text that the parser reads before the answer's, as it ended the prompt. echo: content before the answer's
+    own. named: tool_choice names a function. names: None without logprobs.
     """
 
     n: int
     parser: OutputParser
+    pieces: Callable[[], TextStream] | None = None
     role: str = "assistant"
     prefix: str = ""
     echo: str = ""
@@ -62,6 +67,7 @@ class ChatOptions:
 @dataclass
 class _Choice:
     parse: ParseStream
+    reasoning: ReasoningTokens | None
     unread: str  # what the parser sees before the next text
     begun: bool = False
     call: int | None = None  # index of the last one
@@ -75,12 +81,15 @@ class ChatAssembler:
         self._envelope = envelope
         self._options = options
         self._usage = UsageCounter([prompt_length])
-        self._choices = [_Choice(options.parser.stream(), options.prefix) for _ in range(options.n)]
+        self._choices = [_Choice(options.parser.stream(), self._new_count(), options.prefix) for _ in range(options.n)]
         self._begun = False
 
     def step(self, prompt: int, output: RequestOutput) -> list[ChatChunk]:
         """The chunks of one output (of deltas) of the prompt, of which there is one."""
         self._usage.add(prompt, output)
+        for answer in output.outputs:
+            if (reasoning := self._choices[answer.index].reasoning) is not None:
+                reasoning.add(answer.token_ids, finished=answer.finish_reason is not None)
         chunks = [self._chunk(choice) for answer in output.outputs for choice in self._choice_parts(output, answer)]
         if chunks and not self._begun:
             self._begun = True
@@ -102,9 +111,17 @@ class ChatAssembler:
             created=envelope.created,
             model=envelope.model,
             choices=[] if choice is None else [choice],
-            usage=self._usage.usage() if with_usage else envelope.no_usage,
+            usage=self._whole_usage() if with_usage else envelope.no_usage,
             system_fingerprint=envelope.fingerprint,
         )
+
+    def _new_count(self) -> ReasoningTokens | None:
+        options = self._options
+        return None if options.pieces is None else reasoning_tokens(options.parser, options.pieces, options.prefix)
+
+    def _whole_usage(self) -> Usage:
+        counts = [choice.reasoning.count for choice in self._choices if choice.reasoning is not None]
+        return self._usage.usage(sum(counts) if counts else None)
 
     def _choice_parts(self, output: RequestOutput, answer: CompletionOutput) -> Iterator[ChunkChoice]:
         """What is new of one answer, in up to three parts."""

@@ -10,7 +10,12 @@ from typing import Any
 from msgspec import UNSET, UnsetType
 
 import fathom
-from fathom.entrypoints.server.protocol.common import Explanation, PromptTokensDetails, Usage
+from fathom.entrypoints.server.protocol.common import (
+    CompletionTokensDetails,
+    Explanation,
+    PromptTokensDetails,
+    Usage,
+)
 from fathom.outputs import PositionLogprobs, RequestOutput
 from fathom.params import SamplingParams
 
@@ -65,13 +70,14 @@ class UsageCounter:
         """Count nothing as generated: max_tokens=0 samples a token that nobody asked for."""
         self._completion_tokens = 0
 
-    def usage(self) -> Usage:
-        """The usage so far."""
+    def usage(self, reasoning_tokens: int | None = None) -> Usage:
+        """The usage so far; with reasoning_tokens, where reasoning is told apart."""
         return Usage(
             self._prompt_tokens,
             self._completion_tokens,
             self._prompt_tokens + self._completion_tokens,
             PromptTokensDetails(sum(cached or 0 for cached in self._cached)),
+            UNSET if reasoning_tokens is None else CompletionTokensDetails(reasoning_tokens),
         )
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
 
 from fathom.entrypoints.server.assembly.blocks import Block, BlockReader, BlockStep
 from fathom.entrypoints.server.assembly.common import Envelope, UsageCounter, call_id
+from fathom.entrypoints.server.assembly.reasoning_tokens import ReasoningTokens
 from fathom.entrypoints.server.errors import ApiError
 from fathom.entrypoints.server.protocol.response_events import ItemEvent, PartEvent, ResponseEvent, TextEvent
 from fathom.entrypoints.server.protocol.responses import (
@@ -37,7 +38,7 @@ class ResponsesAssembler:
     Args:
         answer: the answer as it begins, with the request's settings.
         reader: reads the model's text.
-        num_tokens: counts the tokens of a text.
+        reasoning: counts the tokens of the reasoning; None if it is not told apart.
     """
 
     def __init__(
@@ -46,13 +47,13 @@ class ResponsesAssembler:
         answer: ResponseAnswer,
         reader: BlockReader,
         prompt_length: int,
-        num_tokens: Callable[[str], int],
+        reasoning: ReasoningTokens | None,
     ) -> None:
         self._envelope = envelope
         self._answer = answer
         self._reader = reader
         self._usage = UsageCounter([prompt_length])
-        self._num_tokens = num_tokens
+        self._reasoning = reasoning
         self._num_events = 0
         self._last: CompletionOutput | None = None
 
@@ -65,6 +66,8 @@ class ResponsesAssembler:
         self._usage.add(prompt, output)
         (answer,) = output.outputs
         finished = answer.finish_reason is not None
+        if self._reasoning is not None:
+            self._reasoning.add(answer.token_ids, finished)
         if finished:
             self._last = answer
         steps = self._reader.feed(answer.text, finished)
@@ -86,14 +89,13 @@ class ResponsesAssembler:
         return encoded([self._response_event("failed", so_far)])
 
     def usage(self) -> ResponseUsage:
-        """The usage so far. Reasoning is counted by its text, so that it does not depend on how the outputs came."""
+        """The usage so far."""
         counted = self._usage.usage()
-        reasoning = sum(self._num_tokens(block.text) for block in self._reader.blocks if block.kind == "reasoning")
         return ResponseUsage(
             counted.prompt_tokens,
             InputTokensDetails(counted.prompt_tokens_details.cached_tokens),
             counted.completion_tokens,
-            OutputTokensDetails(min(reasoning, counted.completion_tokens)),
+            OutputTokensDetails(0 if self._reasoning is None else self._reasoning.count),
             counted.total_tokens,
         )
 

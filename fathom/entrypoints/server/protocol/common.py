@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from fathom.entrypoints.server.protocol.fields import Doc, refused
 
@@ -166,13 +167,23 @@ class PromptTokensDetails(msgspec.Struct):
     cached_tokens: int = 0
 
 
+class CompletionTokensDetails(msgspec.Struct):
+    """reasoning_tokens: generated tokens between the tags of the reasoning."""
+
+    reasoning_tokens: int
+
+
 class Usage(msgspec.Struct):
-    """Tokens of a request: each prompt once, and all that was generated."""
+    """Tokens of a request: each prompt once, and all that was generated.
+
+    completion_tokens_details: of chat completions, where the model's reasoning is told apart.
+    """
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
 
 class Explanation(msgspec.Struct):

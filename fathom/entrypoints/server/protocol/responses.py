@@ -247,7 +247,7 @@ class InputTokensDetails(msgspec.Struct):
 
 
 class OutputTokensDetails(msgspec.Struct):
-    """reasoning_tokens: the reasoning's text in tokens."""
+    """reasoning_tokens: generated tokens between the tags of the reasoning."""
 
     reasoning_tokens: int
 

@@ -12,17 +12,17 @@ class ReasoningTags:
     """The tags around reasoning, each in all its spellings."""
 
     def __init__(self, starts: Iterable[str], ends: Iterable[str]):
-        self._starts = tuple(starts)
-        self._ends = Markers(ends)
-        self.markup = frozenset((*self._starts, *self._ends.words))
+        self.starts = tuple(starts)
+        self.ends = Markers(ends)
+        self.markup = frozenset((*self.starts, *self.ends.words))
 
     def opened_by(self, prompt: str) -> bool:
         """Whether a prompt ends with a start tag. Tags elsewhere in it may be a user's words."""
-        return prompt.rstrip(SPACE).endswith(self._starts)
+        return prompt.rstrip(SPACE).endswith(self.starts)
 
     def closing(self, prompt: str) -> str:
         """What ends the block that a prompt has opened; "" if it has not."""
-        return f"\n{self._ends.words[0]}\n\n" if self.opened_by(prompt) else ""
+        return f"\n{self.ends.words[0]}\n\n" if self.opened_by(prompt) else ""
 
     def read(self, reader: TextReader, out: Collector, *, inside: bool) -> Wait[None]:
         """Read the reasoning and the space behind it; nothing if there is none.
@@ -32,7 +32,7 @@ class ReasoningTags:
         """
         reader.mark()
         yield from reader.skip_space()
-        started = yield from reader.accept_any(self._starts)
+        started = yield from reader.accept_any(self.starts)
         if not started and not inside:
             reader.rewind()
             return
@@ -47,6 +47,6 @@ class ReasoningTags:
             space = text[len(kept) :]
             out.add_reasoning(kept)
 
-        end = yield from reader.copy_until(self._ends, emit)
+        end = yield from reader.copy_until(self.ends, emit)
         yield from reader.accept(end)
         yield from reader.skip_space()
