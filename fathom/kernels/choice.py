@@ -21,6 +21,13 @@ def implementation(package: str, tensor: torch.Tensor) -> ModuleType:
     return _module(package, "triton" if gpu.serves(tensor) else "ref")
 
 
+def implementation_on(package: str, device: torch.device) -> ModuleType:
+    """The one that computes with float32 tensors of this device."""
+    if native.serves_device(device):
+        return _module(package, "cpu")
+    return _module(package, "triton" if gpu.serves_device(device) else "ref")
+
+
 @cache
 def _module(package: str, name: str) -> ModuleType:
     return import_module(f"{package}.{name}")

@@ -8,29 +8,49 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
+from fathom.kernels import row_search
 from fathom.kernels.activation import triton as activation
 from fathom.kernels.attention import triton as attention
 from fathom.kernels.norm import triton as norm
+from fathom.kernels.penalties import triton as penalties
+from fathom.kernels.quant_matmul import triton as quant_matmul
 from fathom.kernels.rotate_and_store import triton as rotate
+from fathom.kernels.sampling import DrawSettings
+from fathom.kernels.sampling import triton as sampling
+from fathom.kernels.token_logprobs import triton as token_logprobs
 from tests.kernels.kv_pages import nan_cache
+from tests.quant.random_weights import ALL, random_weight
 
 TYPES = {
     torch.float32: "*fp32",
     torch.float16: "*fp16",
     torch.bfloat16: "*bf16",
     torch.int8: "*i8",
+    torch.uint8: "*u8",
     torch.int32: "*i32",
     torch.int64: "*i64",
+    torch.float64: "*fp64",
     float: "fp32",
     int: "i32",
 }
-LAUNCHED = {"_attend", "_merge", "_rms_norm", "_gated", "_rotate_and_store"}
+LAUNCHED = {
+    activation: ["_gated"],
+    attention: ["_attend", "_merge"],
+    norm: ["_rms_norm"],
+    penalties: ["_apply"],
+    quant_matmul: ["_multiply"],
+    rotate: ["_rotate_and_store"],
+    row_search: ["_best_of_tiles", "_narrow", "_finish"],
+    sampling: ["_best_tokens", "_set_floors", "_measure", "_set_goals", "_draw_tokens", "_truncate"],
+    token_logprobs: ["_count", "_compact", "_measure", "_score"],
+}
 """The kernels; other functions of their modules are parts of them."""
 
 
@@ -49,14 +69,15 @@ class Compiled:
         signature, values = {}, {}
         for parameter in kernel.params:
             argument = named[parameter.name]
-            if parameter.is_constexpr:
+            is_one = type(argument) is int and argument == 1  # which a launch, too, makes a constant
+            if parameter.is_constexpr or is_one:
                 signature[parameter.name], values[parameter.num,] = "constexpr", argument
             else:
                 kind = argument.dtype if isinstance(argument, torch.Tensor) else type(argument)
                 signature[parameter.name] = TYPES[kind]
         compiled = triton.compile(ASTSource(kernel, signature, constexprs=values), target=self._target)
         assert compiled.asm["cubin"]
-        print(kernel.__name__, self._target.arch)
+        print(kernel.__module__, kernel.__name__, self._target.arch)
 
 
 def launch_all(dtype: torch.dtype, kv_dtype: Any, num_tokens: int) -> None:
@@ -80,25 +101,44 @@ def launch_all(dtype: torch.dtype, kv_dtype: Any, num_tokens: int) -> None:
     activation.gelu_tanh_and_mul(qkv)
 
 
+def choose_tokens(num_rows: int, vocab_size: int) -> None:
+    """Call what follows a model, with all settings."""
+    logits, rows = torch.zeros(num_rows, vocab_size), np.arange(num_rows)
+    settings = DrawSettings.neutral(num_rows, vocab_size)
+    settings = settings._replace(top_k=np.full(num_rows, 50), top_p=np.full(num_rows, 0.9))
+    sampling.best_tokens(logits, rows)
+    sampling.draw_tokens(logits, rows, settings, np.zeros(num_rows))
+    sampling.truncate(logits, rows, settings)
+    for k, normalised in ((20, True), (1, False)):
+        token_logprobs.token_logprobs(logits, rows, rows, k, normalised)
+    seen = [rows] * num_rows
+    penalties.apply_penalties(
+        logits, rows, np.ones((num_rows, 3), np.float32), seen, [row.astype(np.float32) for row in seen]
+    )
+
+
+def multiply_all() -> None:
+    """Call the products with packed weights, in every format and dtype."""
+    for form in ALL:
+        quant_matmul.quant_matmul(torch.zeros(1, 256, dtype=torch.bfloat16), random_weight(64, 256, form))
+    for dtype in (torch.float16, torch.float32):
+        quant_matmul.quant_matmul(torch.zeros(40, 256, dtype=dtype), random_weight(64, 256, ALL[0]), torch.zeros(64))
+
+
 def main() -> None:
     target = GPUTarget("cuda", 90, 32)
-    for module in (activation, attention, norm, rotate):
-        for name, value in list(vars(module).items()):
-            # Those that are launched; the others are called by them.
-            if isinstance(value, JITFunction) and name in {
-                "_attend",
-                "_merge",
-                "_rms_norm",
-                "_gated",
-                "_rotate_and_store",
-            }:
-                setattr(module, name, Compiled(value, target))
+    for module, names in LAUNCHED.items():
+        for name in names:
+            setattr(module, name, Compiled(getattr(module, name), target))
     for dtype, kv_dtype, num_tokens in (
         (torch.bfloat16, "bfloat16", 2),
         (torch.float16, "int8", 40),
         (torch.float32, "float32", 40),
     ):
         launch_all(dtype, kv_dtype, num_tokens)
+    choose_tokens(2, 151_936)
+    choose_tokens(1, 1_000)
+    multiply_all()
 
 
 if __name__ == "__main__":

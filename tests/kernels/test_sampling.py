@@ -18,13 +18,13 @@ from fathom.kernels.sampling import ref as sampling_ref
 from fathom.kernels.token_logprobs import cpu as logprobs
 from fathom.kernels.token_logprobs import ref as logprobs_ref
 from fathom.step import LogprobsArrays
+from tests.kernels.logit_rows import KINDS, make_row
 
 native = pytest.importorskip("fathom._cpu")
 
 INF, NAN = float("inf"), float("nan")
 LARGEST_UNIFORM = 1.0 - 2.0**-53
 SIZES = [1, 2, 15, 16, 17, 31, 64, 255, 256, 257, 300, 1024, 1025, 3000]
-KINDS = ["normal", "flat", "levels", "equal", "masked", "mostly masked", "signed zeros"]
 
 
 @pytest.fixture(autouse=True, scope="module", params=native.levels())
@@ -35,24 +35,6 @@ def level(request: pytest.FixtureRequest) -> Iterator[str]:
     yield request.param
     native.use_level(before)
     native.set_num_threads(threads)
-
-
-def make_row(kind: str, size: int, seed: int) -> torch.Tensor:
-    """Logits with at least one that is finite."""
-    generator = torch.Generator().manual_seed(seed)
-    row = torch.randn(size, generator=generator) * (0.05 if kind == "flat" else 4.0)
-    match kind:
-        case "levels":
-            row = row.round() / 4
-        case "equal":
-            row[:] = -1.5
-        case "signed zeros":
-            row = row.sign() * 0.0
-    if kind in ("masked", "mostly masked"):
-        masked = torch.rand(size, generator=generator) < (0.5 if kind == "masked" else 0.99)
-        masked[seed % size] = False
-        row[masked] = -INF
-    return row
 
 
 def as_settings(temperature: float, min_p: float, top_k: int, top_p: float) -> DrawSettings:

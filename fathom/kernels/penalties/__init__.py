@@ -22,8 +22,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from fathom.kernels.native import serves
-from fathom.kernels.penalties import cpu, ref
+from fathom.kernels.choice import implementation
 
 
 def apply_penalties(
@@ -34,4 +33,4 @@ def apply_penalties(
     counts: Sequence[np.ndarray],
 ) -> None:
     """Penalise each row's tokens."""
-    (cpu if serves(logits) else ref).apply_penalties(logits, rows, penalties, token_ids, counts)
+    implementation(__name__, logits).apply_penalties(logits, rows, penalties, token_ids, counts)

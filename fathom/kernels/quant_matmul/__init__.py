@@ -15,6 +15,9 @@ group's largest magnitude / 127. Within a group the sum of products is one of in
 decoded_matmul(x, weight, bias=None, out=None) is the same product free of that rounding: x as it is, with the weights
 decoded to float32. It is there to tell the two errors of a quantised model apart, and slower.
 
+On a GPU (Triton) both are the product without rounding: x, and so out, may be float32, float16 or bfloat16, the decoded
+weights are rounded to x's dtype, and products are added up in float32.
+
 A row of the result has the same bits whatever other rows of x there are.
 """
 
@@ -22,8 +25,7 @@ from __future__ import annotations
 
 import torch
 
-from fathom.kernels import native
-from fathom.kernels.quant_matmul import cpu, ref
+from fathom.kernels.choice import implementation
 from fathom.quant.packed import PackedWeight
 
 __all__ = ["decoded_matmul", "quant_matmul"]
@@ -33,13 +35,11 @@ def quant_matmul(
     x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None = None, out: torch.Tensor | None = None
 ) -> torch.Tensor:
     """See the package's docstring for shapes and rules."""
-    chosen = cpu if native.serves(x) else ref
-    return chosen.quant_matmul(x, weight, bias, out)
+    return implementation(__name__, x).quant_matmul(x, weight, bias, out)
 
 
 def decoded_matmul(
     x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None = None, out: torch.Tensor | None = None
 ) -> torch.Tensor:
     """See the package's docstring for shapes and rules."""
-    chosen = cpu if native.serves(x) else ref
-    return chosen.decoded_matmul(x, weight, bias, out)
+    return implementation(__name__, x).decoded_matmul(x, weight, bias, out)

@@ -32,8 +32,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from fathom.kernels.native import serves, serves_device
-from fathom.kernels.sampling import cpu, ref
+from fathom.kernels.choice import implementation, implementation_on
 from fathom.kernels.sampling.settings import NO_TOKEN, DrawSettings
 
 __all__ = ["NO_TOKEN", "Choice", "DrawSettings", "best_tokens", "draw_tokens", "make_choice", "truncate"]
@@ -49,19 +48,19 @@ def make_choice(
     rows: np.ndarray, is_random: np.ndarray, settings: DrawSettings, vocab_size: int, device: torch.device
 ) -> Choice:
     """A choice for contiguous logits on this device. is_random: [n] bool."""
-    return (cpu if serves_device(device) else ref).Choice(rows, is_random, settings, vocab_size)
+    return implementation_on(__name__, device).Choice(rows, is_random, settings, vocab_size)
 
 
 def best_tokens(logits: torch.Tensor, rows: np.ndarray) -> np.ndarray:
     """The token with the largest logit, the first of equal ones."""
-    return (cpu if serves(logits) else ref).best_tokens(logits, rows)
+    return implementation(__name__, logits).best_tokens(logits, rows)
 
 
 def draw_tokens(logits: torch.Tensor, rows: np.ndarray, settings: DrawSettings, uniforms: np.ndarray) -> np.ndarray:
     """A token of the truncated distribution; the logits stay as they are."""
-    return (cpu if serves(logits) else ref).draw_tokens(logits, rows, settings, uniforms)
+    return implementation(__name__, logits).draw_tokens(logits, rows, settings, uniforms)
 
 
 def truncate(logits: torch.Tensor, rows: np.ndarray, settings: DrawSettings) -> None:
     """Scale the rows and make what is cut off -inf, in place."""
-    (cpu if serves(logits) else ref).truncate(logits, rows, settings)
+    implementation(__name__, logits).truncate(logits, rows, settings)

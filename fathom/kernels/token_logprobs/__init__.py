@@ -18,8 +18,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from fathom.kernels.native import serves
-from fathom.kernels.token_logprobs import cpu, ref
+from fathom.kernels.choice import implementation
 from fathom.step import LogprobsArrays
 
 
@@ -27,4 +26,4 @@ def token_logprobs(
     logits: torch.Tensor, rows: np.ndarray, targets: np.ndarray, k: int, normalised: bool
 ) -> LogprobsArrays:
     """The targets' scores and ranks, and the k best tokens with their scores."""
-    return (cpu if serves(logits) else ref).token_logprobs(logits, rows, targets, k, normalised)
+    return implementation(__name__, logits).token_logprobs(logits, rows, targets, k, normalised)
