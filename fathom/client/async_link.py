@@ -65,6 +65,7 @@ class AsyncLinkClient(AsyncEngineCoreClient):
         self._replies[call_id] = self._loop.create_future()
         try:
             self._link.send(UtilityCall(call_id, method, list(args)))
+            self._loop.call_soon(self._read)  # past outputs that nobody takes just now
             reply = await self._replies[call_id]
         finally:
             del self._replies[call_id]
@@ -87,9 +88,12 @@ class AsyncLinkClient(AsyncEngineCoreClient):
         self._watching = False
 
     def _read(self, most: float = MOST_DECODED) -> None:
-        """Take the messages that are there, until `most` outputs wait; `get_outputs` takes the rest."""
+        """Take the messages that are there, until `most` outputs wait; `get_outputs` takes the rest.
+
+        As long as somebody waits for a reply, all are taken.
+        """
         try:
-            while self._watching and self._outputs.qsize() < most:
+            while self._watching and (self._replies or self._outputs.qsize() < most):
                 message = self._decoder.decode(receive(self._link.output, zmq.NOBLOCK))
                 if isinstance(message, EngineCoreOutputs):
                     self._outputs.put_nowait(message)
