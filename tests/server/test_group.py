@@ -253,22 +253,26 @@ def test_whoever_is_killed_is_replaced_until_the_parent_is(start: Start) -> None
     first, second = fronts_of(server)
     with client_of(server, second) as other, client_of(server, second) as third:
         expected = other.post("/v1/completions", json=GREEDY).json()["choices"]
-        with client_of(server, first) as lost, stream_of(other, **LONG) as lines:
+        with client_of(server, first) as lost:
             lost.post("/v1/completions", json=GREEDY)
-            with stream_of(lost, **LONG) as broken:
-                assert within(5, lambda: third.get("/load").json()["server_load"] == 2)
+            long = LONG | {"max_tokens": 4000}
+            with stream_of(other, **long) as lines, stream_of(lost, **long) as broken:
+                server.engine().suspend()  # so that neither ends before we have looked
+                assert third.get("/load").json()["server_load"] == 2
                 first.kill()
                 with pytest.raises(httpx.TransportError):
                     list(broken)
-            assert within(5, lambda: third.get("/load").json()["num_running"] == 1)
-            assert third.get("/load").json()["server_load"] == 1
-            assert finish_of(lines)["finish_reason"] == "length"
+                assert within(5, lambda: third.get("/load").json()["server_load"] == 1)
+                server.engine().resume()
+                assert finish_of(lines)["finish_reason"] == "length"
+            last_steps = third.get("/engine/steps").json()["steps"][-100:]
+            assert {step["generation_requests"] for step in last_steps} == {1}
     assert within(20, lambda: len(fronts_of(server)) == 2)
     third_one = next(front for front in fronts_of(server) if front.pid != second.pid)
     assert within(20, lambda: any(item.status == "LISTEN" for item in third_one.net_connections("tcp")))
     for front in fronts_of(server):
         with client_of(server, front) as client:
-            assert sample(client, "generation_tokens_total") >= 12 + 12 + 2000
+            assert sample(client, "generation_tokens_total") >= 12 + 12 + 4000
             assert sample(client, "num_requests_running") == 0
             assert client.post("/v1/completions", json=GREEDY).json()["choices"] == expected
 
