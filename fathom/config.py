@@ -69,7 +69,9 @@ class CacheOptions:
     kv_cache_dtype: Literal["auto", "float32", "float16", "bfloat16", "int8"] = option(
         "auto", "Type of keys and values in the KV cache; auto: dtype, or float16 beside quantised weights."
     )
-    kv_cache_memory_bytes: int | None = option(None, "Bytes for the KV cache; default: sized to the machine.")
+    kv_cache_memory_bytes: int | None = option(
+        None, "Bytes for the KV cache of each worker; default: sized to the machine."
+    )
     gpu_memory_utilization: float = option(0.9, "CUDA: share of the device's memory that the engine may use.")
     enable_prefix_caching: bool = option(True, "Reuse the KV blocks of prompts with a common beginning.")
 
@@ -103,6 +105,17 @@ class SchedulerOptions:
 
 
 @dataclass(frozen=True)
+class ParallelOptions:
+    """How many workers share the model."""
+
+    tensor_parallel_size: int = option(1, "Workers among which every layer is cut; each is a process.")
+    pipeline_parallel_size: int = option(1, "Stages into which the layers are divided; each has its own workers.")
+    distributed_executor_backend: Literal["uni", "mp"] | None = option(
+        None, "uni: one worker in the engine's process; mp: a process for each; default: mp if there are several."
+    )
+
+
+@dataclass(frozen=True)
 class RuntimeOptions:
     """Where and how the engine runs."""
 
@@ -129,6 +142,7 @@ class EngineConfig:
     model: ModelOptions = field(default_factory=ModelOptions)
     cache: CacheOptions = field(default_factory=CacheOptions)
     scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
+    parallel: ParallelOptions = field(default_factory=ParallelOptions)
     runtime: RuntimeOptions = field(default_factory=RuntimeOptions)
 
     @classmethod
@@ -159,6 +173,7 @@ _SECTIONS: dict[str, Any] = {
     "model": ModelOptions,
     "cache": CacheOptions,
     "scheduler": SchedulerOptions,
+    "parallel": ParallelOptions,
     "runtime": RuntimeOptions,
 }
 _OPTION_HOME: dict[str, tuple[str, Any]] = {
@@ -219,6 +234,8 @@ _SMALLEST = {
     "max_long_partial_prefills": 1,
     "max_logprobs": -1,
     "num_threads": 1,
+    "tensor_parallel_size": 1,
+    "pipeline_parallel_size": 1,
 }
 _INT64 = 2**63 - 1  # what crosses the process boundary
 

@@ -59,11 +59,32 @@ class KVCacheGroup(msgspec.Struct, frozen=True):
     window: int | None = None
 
 
+def pages_of_layers(groups: tuple[KVCacheGroup, ...], layers: range) -> int:
+    """Pages that a block needs where only these layers are."""
+    return max(sum(layer in layers for layer in group.layers) for group in groups)
+
+
 class KVCacheConfig(msgspec.Struct, frozen=True):
-    """The pool as it is allocated. Block 0 is the null block: never handed out, harmless to read or write."""
+    """The pool as it is allocated. Block 0 is the null block: never handed out, harmless to read or write.
+
+    bytes_per_block: on the worker whose layers take the most.
+    """
 
     num_blocks: int
     block_size: int
     layers_per_group: int
     groups: tuple[KVCacheGroup, ...]
     bytes_per_block: int
+
+    def of_layers(self, layers: range, spec: LayerKVSpec) -> KVCacheConfig:
+        """The same blocks and groups in a pool that has pages for some of the layers only, counted from the first.
+
+        spec: of each of them.
+        """
+        groups = tuple(
+            KVCacheGroup(tuple(layer - layers.start for layer in group.layers if layer in layers), group.window)
+            for group in self.groups
+        )
+        pages = pages_of_layers(self.groups, layers)
+        bytes_per_block = pages * spec.page_bytes(self.block_size)
+        return KVCacheConfig(self.num_blocks, self.block_size, pages, groups, bytes_per_block)

@@ -1,7 +1,7 @@
 """General plugins: functions under the entry point group "fathom.general_plugins".
 
-They run in the caller's process and in each engine process before anything is built, so that what they
-register or patch is there on both sides. FATHOM_PLUGINS names the ones to run; unset means all.
+They run in the caller's process, in each engine process and in each worker's, before anything is built, so that what
+they register or patch is there on all sides. FATHOM_PLUGINS names the ones to run; unset means all.
 """
 
 from __future__ import annotations

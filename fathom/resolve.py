@@ -6,6 +6,7 @@ from fathom.config import EngineConfig
 from fathom.errors import ConfigError
 from fathom.hardware import Hardware, parse_cores
 from fathom.model_config.values import ModelConfig
+from fathom.resolve_parallel import resolve_parallel
 
 DEFAULT_MAX_NUM_SEQS = 256
 DEFAULT_MAX_NUM_BATCHED_TOKENS = 2048
@@ -26,6 +27,7 @@ def resolve(config: EngineConfig, model: ModelConfig, hardware: Hardware) -> tup
     target = _itl_target_ms(config)
     max_num_seqs, budget = _step_limits(config, max_model_len, reasons)
     threads = _num_threads(config, hardware, reasons)
+    backend = resolve_parallel(config, model, device, threads, hardware.cores, reasons)
     weights = _weights(config, model, device, hardware, reasons)
     dtype = _dtype(config, model, device, reasons)
     resolved = config.replace(
@@ -39,6 +41,7 @@ def resolve(config: EngineConfig, model: ModelConfig, hardware: Hardware) -> tup
         itl_target_ms=target,
         max_long_partial_prefills=_max_long_partial_prefills(config, max_num_seqs),
         num_threads=threads,
+        distributed_executor_backend=backend,
         async_scheduling=_async_scheduling(config, device, reasons),
     )
     return resolved, reasons

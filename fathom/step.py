@@ -49,6 +49,8 @@ class SchedulerOutput(msgspec.Struct):
         the worker knows already and that got new blocks.
     finished_request_ids: rows to drop first (finished, aborted or preempted since the last step).
     num_context_requests, num_context_tokens: how much of the step is prefill.
+    sampled_tokens: request id -> (its place in the sequence, token) of tokens that have become known since the last
+        step; only with several stages, for those that do not sample themselves.
     """
 
     num_scheduled_tokens: dict[str, int]
@@ -58,6 +60,7 @@ class SchedulerOutput(msgspec.Struct):
     finished_request_ids: list[str]
     num_context_requests: int
     num_context_tokens: int
+    sampled_tokens: dict[str, tuple[int, int]] = {}
 
     @property
     def annotation(self) -> str:

@@ -185,6 +185,7 @@ def test_what_the_user_chose_stays_and_needs_no_reason() -> None:
         "device": "cpu",
         "kv_cache_dtype": "float32",
         "async_scheduling": False,
+        "distributed_executor_backend": "uni",
     }
     config, reasons = resolve(EngineConfig.from_options(**options), MODEL, HARDWARE)
     assert config == EngineConfig.from_options(**options)

@@ -11,7 +11,15 @@ import zmq
 from fathom.client.base import AsyncEngineCoreClient, raise_remote
 from fathom.errors import EngineDeadError
 from fathom.wire.codec import Decoder
-from fathom.wire.messages import AbortRequests, AddRequests, EngineCoreOutputs, UtilityCall, UtilityReply
+from fathom.wire.messages import (
+    AbortRequests,
+    AddRequests,
+    EngineCoreOutputs,
+    EngineFailed,
+    FromRunningEngine,
+    UtilityCall,
+    UtilityReply,
+)
 from fathom.wire.sockets import receive
 
 MOST_DECODED = 16
@@ -36,17 +44,17 @@ class AsyncLinkClient(AsyncEngineCoreClient):
     def __init__(self, link: EngineLink) -> None:
         self._link = link
         self._loop = asyncio.get_running_loop()
-        self._decoder: Decoder[EngineCoreOutputs | UtilityReply] = Decoder(EngineCoreOutputs | UtilityReply)
+        self._decoder: Decoder[FromRunningEngine] = Decoder(FromRunningEngine)
         self._outputs: asyncio.Queue[EngineCoreOutputs | EngineDeadError] = asyncio.Queue()
         self._replies: dict[int, asyncio.Future[UtilityReply]] = {}
         self._last_call_id = 0
         self._watching = False
 
     async def add_requests(self, message: AddRequests) -> None:
-        self._link.send(message)
+        self._send(message)
 
     async def abort_requests(self, request_ids: list[str]) -> None:
-        self._link.send(AbortRequests(request_ids))
+        self._send(AbortRequests(request_ids))
 
     async def get_outputs(self) -> EngineCoreOutputs:
         if self._outputs.empty():
@@ -64,7 +72,7 @@ class AsyncLinkClient(AsyncEngineCoreClient):
         call_id = self._last_call_id
         self._replies[call_id] = self._loop.create_future()
         try:
-            self._link.send(UtilityCall(call_id, method, list(args)))
+            self._send(UtilityCall(call_id, method, list(args)))
             self._loop.call_soon(self._read)  # past outputs that nobody takes just now
             reply = await self._replies[call_id]
         finally:
@@ -76,6 +84,12 @@ class AsyncLinkClient(AsyncEngineCoreClient):
     def close(self) -> None:
         self._fail(EngineDeadError("the engine was shut down"))
         self._link.close()
+
+    def _send(self, message: Any) -> None:
+        self._link.send(message)
+
+    def _take_last_words(self, message: EngineFailed) -> None:
+        """Why the engine says that it ends."""
 
     def _watch(self) -> None:
         self._watching = True
@@ -97,6 +111,8 @@ class AsyncLinkClient(AsyncEngineCoreClient):
                 message = self._decoder.decode(receive(self._link.output, zmq.NOBLOCK))
                 if isinstance(message, EngineCoreOutputs):
                     self._outputs.put_nowait(message)
+                elif isinstance(message, EngineFailed):
+                    self._take_last_words(message)
                 elif (waiting := self._replies.get(message.call_id)) is not None and not waiting.done():
                     waiting.set_result(message)
         except zmq.Again:

@@ -8,7 +8,8 @@ from typing import Any
 
 from fathom.client.async_link import AsyncLinkClient
 from fathom.client.launch import EngineProcess
-from fathom.wire.messages import EngineReady, EngineSetup, FrontGone
+from fathom.errors import EngineDeadError
+from fathom.wire.messages import EngineFailed, EngineReady, EngineSetup, FrontGone
 
 _BOOT_POLL_S = 0.01
 _ALIVE_CHECK_S = 0.5  # where there is no pidfd
@@ -35,6 +36,16 @@ class AsyncMPClient(AsyncLinkClient):
         assert isinstance(ready, EngineReady)
         self._watch()
         return ready
+
+    def _send(self, message: Any) -> None:
+        try:
+            super()._send(message)
+        except EngineDeadError:
+            self._read(math.inf)  # perhaps it has said why
+            raise self._engine.death() from None
+
+    def _take_last_words(self, message: EngineFailed) -> None:
+        self._engine.last_words = message.error
 
     def front_gone(self, identity: bytes) -> None:
         """Tell the engine that the process of a front has ended."""

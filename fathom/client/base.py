@@ -5,8 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from fathom.errors import EngineStartError, FathomError, error_by_name
+from fathom.errors import EngineStartError, FathomError
 from fathom.wire.messages import AddRequests, EngineCoreOutputs, EngineReady, EngineSetup, RemoteError
+from fathom.wire.remote_errors import from_remote_error
 
 if TYPE_CHECKING:
     from fathom.client.launch import EngineProcess
@@ -75,12 +76,4 @@ class AsyncEngineCoreClient(ABC):
 
 def raise_remote(error: RemoteError, *, during_start: bool = False) -> NoReturn:
     """Raise an error of the other side: as its own class if that is one of Fathom's, with its traceback as a note."""
-    kind = error_by_name(error.kind)
-    message = error.message
-    if kind is EngineStartError and error.kind != EngineStartError.__name__:
-        message = f"{error.kind}: {error.message}"
-        kind = EngineStartError if during_start else FathomError
-    raised = kind(message, parameter=error.parameter)
-    if error.traceback:
-        raised.add_note(f"raised in the engine process:\n{error.traceback}")
-    raise raised
+    raise from_remote_error(error, "the engine process", unknown=EngineStartError if during_start else FathomError)

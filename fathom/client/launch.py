@@ -1,9 +1,7 @@
 """EngineProcess: starts the engine's process, watches it, and ends it. Nobody is left behind.
 
-The process is spawned, never forked, and from a command line instead of a pickled function: nothing of the
-caller's script is run again in the child, so scripts need no `if __name__ == "__main__"`. It is started before
-the caller has resolved the model, so that importing torch there and reading files here overlap; what to build
-follows in a StartEngine message.
+The process is started before the caller has resolved the model, so that importing torch there and reading files here
+overlap; what to build follows in a StartEngine message.
 
 Each side notices the other's end at once. The caller holds a handle (pidfd) that becomes readable when the
 engine exits; the engine reads a pipe that closes when the caller exits, by kill -9 too.
@@ -13,20 +11,21 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import subprocess
 import time
 import weakref
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import zmq
 
 from fathom import env
 from fathom.client.base import raise_remote
 from fathom.client.interrupts import InterruptsDeferred
+from fathom.config import ParallelOptions
 from fathom.errors import EngineDeadError, EngineStartError
-from fathom.spawn import python_command
+from fathom.processes import exit_words, spawn
 from fathom.wire.codec import Decoder, Encoder
 from fathom.wire.messages import (
     EngineFailed,
@@ -34,6 +33,7 @@ from fathom.wire.messages import (
     EngineReady,
     EngineSetup,
     FromEngine,
+    RemoteError,
     StartEngine,
 )
 from fathom.wire.sockets import (
@@ -51,9 +51,13 @@ _LAST_WORDS_MS = 200  # what a process sent before it ended may still be on its 
 
 
 class EngineProcess:
-    """One engine process and the two sockets to it. For one thread at a time, of the process that made it."""
+    """One engine process and the two sockets to it. For one thread at a time, of the process that made it.
 
-    def __init__(self) -> None:
+    Args:
+        parallel: how many workers it will have, since it starts their processes before it knows the rest.
+    """
+
+    def __init__(self, parallel: ParallelOptions) -> None:
         if env.in_engine_process():  # by importing the script or module of a logits processor
             raise EngineStartError(
                 "this code starts an engine while an engine's process imports it.",
@@ -65,11 +69,12 @@ class EngineProcess:
         self.output = open_socket(self._context, zmq.PULL, bind=output_address(self.folder))
         self.spawn_time = time.time()
         try:
-            self.process, alive_fd = _spawn(self.folder)
+            self.process, alive_fd = _spawn(self.folder, parallel)
         except OSError:
             remove_socket_folder(self.folder)
             raise
         self.pidfd = _pidfd(self.process.pid)
+        self.last_words: RemoteError | None = None  # why it says that it ends
         self._timeout_s = 0.0
         self._deadline = 0.0
         self._encoder = Encoder()
@@ -179,32 +184,24 @@ class EngineProcess:
             return EngineDeadError("the engine was shut down")
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(timeout=1)
-        return EngineDeadError(f"the engine process {self.process.pid} {exit_words(self.process.returncode)}")
+        words = f"the engine process {self.process.pid} {exit_words(self.process.returncode)}"
+        if self.last_words is None:
+            return EngineDeadError(words)
+        error = EngineDeadError(f"{words}: {self.last_words.message}")
+        error.add_note(f"raised in the engine process:\n{self.last_words.traceback}")
+        return error
 
     def close(self) -> None:
         """End the process and remove the sockets. May be called twice."""
         self._finalizer()
 
 
-def exit_words(code: int | None) -> str:
-    """How a process ended, for people."""
-    if code is None:
-        return "does not answer"
-    if code < 0:
-        with contextlib.suppress(ValueError):
-            return f"was killed by {signal.Signals(-code).name}"
-        return f"was killed by signal {-code}"
-    return f"exited with code {code}"
-
-
-def _spawn(folder: Path) -> tuple[subprocess.Popen[bytes], int]:
+def _spawn(folder: Path, parallel: ParallelOptions) -> tuple[subprocess.Popen[bytes], int]:
     """The process, and the end of its pipe that keeps it alive as long as it is open and silent."""
     alive_read, alive_write = os.pipe()
-    # Signals to all of a group are for the caller, who tells the engine what to do.
-    command = python_command("fathom.core.proc", str(folder), str(alive_read), ignored=("SIGINT", "SIGTERM"))
     try:
-        environment = {**os.environ, "FATHOM_IN_ENGINE_PROCESS": "1"}
-        process = subprocess.Popen(command, pass_fds=(alive_read,), stdin=subprocess.DEVNULL, env=environment)
+        arguments = [str(folder), str(alive_read), msgspec.json.encode(parallel).decode()]
+        process = spawn("fathom.core.proc", arguments, [alive_read])
     except OSError:
         os.close(alive_write)
         raise

@@ -11,13 +11,17 @@ import zmq
 from fathom.client.base import EngineCoreClient, raise_remote
 from fathom.client.interrupts import InterruptsDeferred
 from fathom.client.launch import EngineProcess
+from fathom.errors import EngineDeadError
 from fathom.wire.codec import Decoder
 from fathom.wire.messages import (
     AbortRequests,
     AddRequests,
     EngineCoreOutputs,
+    EngineFailed,
     EngineReady,
     EngineSetup,
+    FromRunningEngine,
+    ToEngine,
     UtilityCall,
     UtilityReply,
 )
@@ -31,7 +35,7 @@ class SyncMPClient(EngineCoreClient):
 
     def __init__(self, setup: EngineSetup, engine: EngineProcess, timeout_s: float) -> None:
         self._engine = engine
-        self._decoder: Decoder[EngineCoreOutputs | UtilityReply] = Decoder(EngineCoreOutputs | UtilityReply)
+        self._decoder: Decoder[FromRunningEngine] = Decoder(FromRunningEngine)
         self._outputs: deque[EngineCoreOutputs] = deque()  # received and not yet asked for
         self._last_call_id = 0
         self._poller = zmq.Poller()
@@ -48,10 +52,10 @@ class SyncMPClient(EngineCoreClient):
         return ready
 
     def add_requests(self, message: AddRequests) -> None:
-        self._engine.send(message)
+        self._send(message)
 
     def abort_requests(self, request_ids: list[str]) -> None:
-        self._engine.send(AbortRequests(request_ids))
+        self._send(AbortRequests(request_ids))
 
     def get_outputs(self) -> EngineCoreOutputs:
         while not self._outputs:
@@ -60,7 +64,7 @@ class SyncMPClient(EngineCoreClient):
 
     def call(self, method: str, *args: Any) -> Any:
         self._last_call_id += 1
-        self._engine.send(UtilityCall(self._last_call_id, method, list(args)))
+        self._send(UtilityCall(self._last_call_id, method, list(args)))
         # A reply with another number is to a call that was interrupted.
         while (reply := self._receive()) is None or reply.call_id != self._last_call_id:
             pass
@@ -71,6 +75,13 @@ class SyncMPClient(EngineCoreClient):
     def close(self) -> None:
         self._engine.close()
         self._outputs.clear()
+
+    def _send(self, message: ToEngine) -> None:
+        try:
+            self._engine.send(message)
+        except EngineDeadError:
+            while True:
+                self._receive()  # raises the same, once it has read what the engine said last
 
     def _receive(self) -> UtilityReply | None:
         """Wait for a message or for a while; keeps outputs and returns a reply.
@@ -86,5 +97,8 @@ class SyncMPClient(EngineCoreClient):
             message = self._decoder.decode(receive(output, zmq.NOBLOCK))
             if isinstance(message, UtilityReply):
                 return message
-            self._outputs.append(message)
+            if isinstance(message, EngineFailed):
+                self._engine.last_words = message.error
+            else:
+                self._outputs.append(message)
         return None

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import traceback
 from typing import Any
 
 import msgspec
 
 from fathom.core.scheduler.scheduler import Scheduler
-from fathom.errors import FathomError, ValidationError
+from fathom.errors import EngineDeadError, ValidationError
 from fathom.executor.base import Executor
 from fathom.wire.codec import Encoder, Frame
-from fathom.wire.messages import RemoteError, UtilityCall, UtilityReply
+from fathom.wire.messages import UtilityCall, UtilityReply
+from fathom.wire.remote_errors import to_remote_error
 
 
 class ControlOperations:
@@ -22,9 +22,15 @@ class ControlOperations:
         self._executor = executor
 
     def call(self, message: UtilityCall) -> UtilityReply:
-        """Run one operation; an error is the reply."""
+        """Run one operation; an error is the reply, unless it is the engine's end.
+
+        Raises:
+            EngineDeadError: a worker is gone.
+        """
         try:
             return UtilityReply(message.call_id, result=self._find(message.method)(*message.args))
+        except EngineDeadError:
+            raise
         except Exception as error:
             return UtilityReply(message.call_id, error=to_remote_error(error))
 
@@ -76,13 +82,3 @@ def encode_reply(encoder: Encoder, reply: UtilityReply) -> list[Frame]:
         return encoder.encode(reply)
     except Exception as error:  # a worker's method returned what is not plain data
         return encoder.encode(UtilityReply(reply.call_id, error=to_remote_error(error)))
-
-
-def to_remote_error(error: BaseException) -> RemoteError:
-    """An exception as data that can cross the process boundary."""
-    return RemoteError(
-        kind=type(error).__name__,
-        message=str(error),
-        parameter=error.parameter if isinstance(error, FathomError) else None,
-        traceback="".join(traceback.format_exception(error)),
-    )

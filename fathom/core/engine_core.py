@@ -4,6 +4,8 @@ With async scheduling two steps are in flight, and the scheduler works while the
 
     scheduler   schedule 1, 2 |  wait   | update 1, send, schedule 3 | wait | update 2, send, schedule 4 | ...
     worker                    | 1           | 2                          | 3                             | ...
+
+With several pipeline stages as many steps are in flight as there are stages, of different requests each.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from fathom.core.control import ControlOperations
@@ -19,9 +22,9 @@ from fathom.core.scheduler.pace import step_size_for
 from fathom.core.scheduler.prefill_room import StepSize
 from fathom.core.scheduler.scheduler import Scheduler
 from fathom.core.step_stats import step_stats
-from fathom.errors import ServerError
+from fathom.errors import EngineDeadError, ServerError
 from fathom.executor.base import Executor, Reply
-from fathom.executor.uniproc import UniprocExecutor
+from fathom.executor.choice import prepare_executor
 from fathom.kv_cache_spec import KVCacheConfig
 from fathom.phases import Phases
 from fathom.plugins import load_general_plugins
@@ -65,12 +68,19 @@ class EngineCore:
     Args:
         setup: resolved config and model.
         phases: the clock of the boot; a new one if the boot starts here.
+        make_executor: from `prepare_executor`, if the boot has begun earlier.
     """
 
-    def __init__(self, setup: EngineSetup, phases: Phases | None = None) -> None:
+    def __init__(
+        self,
+        setup: EngineSetup,
+        phases: Phases | None = None,
+        make_executor: Callable[[EngineSetup], Executor] | None = None,
+    ) -> None:
         phases = phases or Phases()
         load_general_plugins()
-        self.executor: Executor = UniprocExecutor(setup)
+        make_executor = make_executor or prepare_executor(setup.config.parallel)
+        self.executor = make_executor(setup)
         phases.mark("load model")
         kv_cache_config, max_model_len = self._size_kv_cache(setup)
         phases.mark("profile memory")
@@ -82,7 +92,8 @@ class EngineCore:
         self.scheduler = Scheduler(setup.config, kv_cache_config, max_model_len, step_size)
         self._control = ControlOperations(self.scheduler, self.executor)
         self._refused: list[EngineCoreOutput] = []
-        self._max_in_flight = 2 if setup.config.scheduler.async_scheduling else 1
+        stages = setup.config.parallel.pipeline_parallel_size
+        self._max_in_flight = stages if stages > 1 else 2 if setup.config.scheduler.async_scheduling else 1
         self._in_flight: deque[LaunchedStep] = deque()
         self._last_result = 0.0  # time.perf_counter() when the last step's tokens were there
         self.ready = EngineReady(
@@ -143,6 +154,8 @@ class EngineCore:
         """Wait for a step and apply its result. If it raised, its requests are ended, not the engine."""
         try:
             result = step.result()
+        except EngineDeadError:
+            raise
         except Exception as error:
             logger.exception("a step failed; its requests are ended, the engine goes on")
             self._in_flight.clear()  # steps behind it are not to be reported; whatever is launched runs after them
@@ -167,6 +180,7 @@ class EngineCore:
             model.max_model_len,
             scheduler.max_num_seqs,
             scheduler.max_num_batched_tokens,
+            setup.config.parallel.pipeline_parallel_size,
         )
         fitted = longest_sequence(
             config.groups,

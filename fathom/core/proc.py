@@ -16,10 +16,12 @@ import zmq
 from setproctitle import setproctitle
 
 from fathom.allocator import HeapTrimmer
-from fathom.core.control import encode_reply, to_remote_error
+from fathom.config import ParallelOptions
+from fathom.core.control import encode_reply
 from fathom.core.engine_core import EngineCore
 from fathom.core.fronts import Fronts
 from fathom.core.outbox import Outbox
+from fathom.executor.choice import prepare_executor
 from fathom.hardware import limit_openmp_spinning
 from fathom.log import setup_logging
 from fathom.phases import Phases
@@ -35,6 +37,7 @@ from fathom.wire.messages import (
     ToEngine,
     UtilityCall,
 )
+from fathom.wire.remote_errors import to_remote_error
 from fathom.wire.sockets import (
     fronts_address,
     input_address,
@@ -57,11 +60,20 @@ class EngineCoreProc:
         self._output = output_socket
         self._decoder: Decoder[ToEngine] = Decoder(ToEngine)
         self._encoder = Encoder()
+        self._poller = zmq.Poller()
+        for descriptor in core.executor.descriptors():
+            self._poller.register(descriptor, zmq.POLLIN)
+        self._sockets: set[Any] = set()
+        self._listen_to(input_socket)
         self._heap = HeapTrimmer()
         self._outbox = Outbox()
         # Tells of changes only, so a socket must have been read empty before; it is much cheaper than trying to read.
         self._arrived = select.poll()
         self._arrived.register(input_socket.FD, select.POLLIN)
+
+    def _listen_to(self, socket: Any) -> None:
+        self._sockets.add(socket)
+        self._poller.register(socket, zmq.POLLIN)
 
     def run_busy_loop(self) -> None:
         """Take what has arrived, run a step, send its outputs; wait for messages only when there is no work.
@@ -72,10 +84,11 @@ class EngineCoreProc:
             self._heap.tick()
             if self._core.has_work():
                 if self._has_arrived():
-                    self._take_messages(block=False)
+                    self._take_messages()
             else:
                 self._send(self._outbox.take())
-                self._take_messages(block=True)
+                self._wait_for_message()
+                self._take_messages()
             if self._core.has_work():
                 outputs = self._core.step()
                 if outputs.outputs or outputs.step is not None:  # the step of a prompt's chunk has numbers only
@@ -91,14 +104,18 @@ class EngineCoreProc:
         for message in messages:
             send(self._output, self._encoder.encode(message))
 
-    def _take_messages(self, block: bool) -> None:
-        """Handle every message that is there, after waiting for one if asked to."""
+    def _wait_for_message(self) -> None:
+        """Sleep until there is one; a worker that ends meanwhile is noticed, and raises."""
+        while self._sockets.isdisjoint(dict(self._poller.poll())):
+            self._core.executor.check()
+
+    def _take_messages(self) -> None:
+        """Handle every message that is there."""
         while True:
             try:
-                frames = self._input.recv_multipart(0 if block else zmq.NOBLOCK)
+                frames = self._input.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            block = False
             try:
                 message = self._decoder.decode(frames)
             except msgspec.DecodeError:
@@ -122,17 +139,13 @@ class SharedEngineProc(EngineCoreProc):
     def __init__(self, core: EngineCore, input_socket: Any, output_socket: Any, fronts_socket: Any) -> None:
         super().__init__(core, input_socket, output_socket)
         self._fronts = Fronts(core, fronts_socket)
-        self._poller = zmq.Poller()
-        for socket in (input_socket, fronts_socket):
-            self._poller.register(socket, zmq.POLLIN)
+        self._listen_to(fronts_socket)
 
     def _has_arrived(self) -> bool:
         return True  # a ROUTER's descriptor does not tell, once it has been sent through
 
-    def _take_messages(self, block: bool) -> None:
-        if block:
-            self._poller.poll()
-        super()._take_messages(block=False)
+    def _take_messages(self) -> None:
+        super()._take_messages()
         self._fronts.take_messages()
 
     def _handle(self, message: ToEngine) -> None:
@@ -145,7 +158,7 @@ class SharedEngineProc(EngineCoreProc):
         self._fronts.deliver(outputs)
 
 
-def run_engine_core(folder: Path) -> None:
+def run_engine_core(folder: Path, parallel: ParallelOptions) -> None:
     """Connect, learn what to build, build it, say so, and serve until the caller is done."""
     context = zmq.Context()
     input_socket = open_socket(context, zmq.DEALER, connect=input_address(folder))
@@ -153,13 +166,12 @@ def run_engine_core(folder: Path) -> None:
     encoder = Encoder()
     send(input_socket, encoder.encode(EngineHello(os.getpid())))
     try:
-        import fathom.worker.worker  # noqa: F401 - seconds of imports, while the caller reads the model's files
-
+        make_executor = prepare_executor(parallel)  # takes seconds, while the caller reads the model's files
         decoder: Decoder[StartEngine] = Decoder(StartEngine)
         start = decoder.decode(input_socket.recv_multipart())
         phases = Phases(start.spawn_time)
         phases.mark("start process, import")
-        core = EngineCore(start.setup, phases)
+        core = EngineCore(start.setup, phases, make_executor)
         proc = EngineCoreProc(core, input_socket, output_socket)
         if start.fronts:
             fronts_socket = open_socket(context, zmq.ROUTER, bind=fronts_address(folder))
@@ -172,19 +184,29 @@ def run_engine_core(folder: Path) -> None:
     send(input_socket, encoder.encode(core.ready))
     try:
         proc.run_busy_loop()
+    except Exception as error:
+        send(output_socket, encoder.encode(EngineFailed(to_remote_error(error))))
+        context.destroy(linger=2000)
+        raise
     finally:
         core.close()
 
 
 def main(arguments: list[str]) -> None:
-    """The process's entry point: `<socket folder> <descriptor that gets readable when the caller is done or gone>`."""
+    """The process's entry point.
+
+    Args:
+        arguments: socket folder, descriptor that gets readable when the caller is done or gone, and the
+            ParallelOptions in JSON.
+    """
     folder, alive_fd = Path(arguments[0]), int(arguments[1])
+    parallel = msgspec.json.decode(arguments[2], type=ParallelOptions)
     setproctitle("fathom::EngineCore")
     setup_logging()
     limit_openmp_spinning()
     threading.Thread(target=_exit_with_caller, args=(alive_fd, folder), name="caller-watch", daemon=True).start()
     try:
-        run_engine_core(folder)
+        run_engine_core(folder, parallel)
     except Exception:
         logger.exception("the engine process ends on an error")
         sys.exit(1)

@@ -7,10 +7,7 @@ from typing import Any
 from fathom.errors import ConfigError
 
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "tensor_parallel_size": (1,),
-    "pipeline_parallel_size": (1,),
     "data_parallel_size": (1,),
-    "distributed_executor_backend": (None, "uni", "mp"),
     "cpu_offload_gb": (0,),
     "swap_space": (0, 4),
     "skip_tokenizer_init": (False,),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, Protocol
 
+from fathom.errors import ValidationError
 from fathom.kv_cache_spec import KVCacheConfig, LayerKVSpec
 from fathom.step import PrefillTimes, SchedulerOutput
 
@@ -26,6 +28,17 @@ class Executor(ABC):
     @abstractmethod
     def shutdown(self) -> None:
         """Let the workers go; the last call."""
+
+    def descriptors(self) -> list[int]:
+        """Become readable when `check` has something to look at, while nothing else is waited for."""
+        return []
+
+    def check(self) -> None:  # noqa: B027 - most executors' workers cannot end on their own
+        """Look after the workers.
+
+        Raises:
+            EngineDeadError: one of them has ended.
+        """
 
     def collective_rpc(self, method: str, args: list[Any] | None = None) -> list[Any]:
         """Call `method(*args)` on every worker and wait; returns their results, raises what a worker raised."""
@@ -62,3 +75,15 @@ class Executor(ABC):
         A call of its own, since what restricts the choice of tokens may be known later than what the forward needs.
         """
         return self.submit("sample_tokens")
+
+
+def public_method(worker: Any, name: str) -> Callable[..., Any]:
+    """A method that may be called by name.
+
+    Raises:
+        ValidationError: the worker has none of this name.
+    """
+    method: Callable[..., Any] | None = None if name.startswith("_") else getattr(worker, name, None)
+    if method is None:
+        raise ValidationError(f"the worker has no method {name!r}.", parameter="method", value=name)
+    return method

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from fathom.errors import ValidationError
-from fathom.executor.base import Executor, Reply
+from fathom.executor.base import Executor, Reply, public_method
 from fathom.hardware import limit_openmp_spinning
 from fathom.wire.messages import EngineSetup
 
@@ -27,10 +26,7 @@ class UniprocExecutor(Executor):
         self._worker: Any = self._start(_make_worker, setup).result()
 
     def submit(self, method: str, args: list[Any] | None = None) -> Reply:
-        function = getattr(self._worker, method, None)
-        if function is None or method.startswith("_"):
-            raise ValidationError(f"the worker has no method {method!r}.", parameter="method", value=method)
-        return self._start(_call_one, function, args or ())
+        return self._start(_call_one, public_method(self._worker, method), args or ())
 
     def shutdown(self) -> None:
         self._start(self._worker.shutdown).result()

@@ -86,7 +86,7 @@ class AsyncLLM(ControlMixin):
             )
         started = time.perf_counter()
         setup_logging()
-        process = EngineProcess()
+        process = EngineProcess(config.parallel)
         try:
             prepared = await asyncio.to_thread(boot.prepare, config)
             client = AsyncMPClient(process)

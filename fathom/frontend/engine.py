@@ -43,7 +43,7 @@ class LLMEngine(ControlMixin):
     def __init__(self, config: EngineConfig) -> None:
         started = time.perf_counter()
         setup_logging()
-        process = EngineProcess() if boot.uses_own_process(config) else None
+        process = EngineProcess(config.parallel) if boot.uses_own_process(config) else None
         try:
             prepared = boot.prepare(config)
             self.engine_core = EngineCoreClient.make_client(prepared.setup, process, boot.ready_timeout_s(config))

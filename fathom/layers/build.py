@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from fathom.dist.group import ALONE, Group
+
 if TYPE_CHECKING:
     from fathom.layers.linear import LinearMethod
 
@@ -18,12 +20,15 @@ class BuildContext:
     dtype, device: of the weights, which are allocated there and left uninitialised for the loader to fill.
     max_model_len: positions that tables such as the rotary one must cover.
     linear_method: how matrices are stored and multiplied.
+    tensor: the ranks among which each layer is cut. pipeline: those among which the layers are divided.
     """
 
     dtype: torch.dtype
     device: torch.device
     max_model_len: int
     linear_method: LinearMethod
+    tensor: Group = ALONE.tensor
+    pipeline: Group = ALONE.pipeline
 
     def empty(self, *shape: int, dtype: torch.dtype | None = None) -> torch.nn.Parameter:
         """An uninitialised weight of the given shape."""

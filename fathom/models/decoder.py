@@ -10,18 +10,20 @@ pass over memory.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import nn
 
+from fathom.dist.shares import head_share
 from fathom.kv_cache_spec import KVDtype, LayerKVSpec
 from fathom.layers.activation import gated_activation
 from fathom.layers.attention import PagedAttention
 from fathom.layers.embedding import LMHead, TokenEmbedding
-from fathom.layers.linear import GateUpLinear, Linear, QKVLinear
+from fathom.layers.linear import GateUpLinear, Linear, QKVLinear, RowParallelLinear
 from fathom.layers.norm import RMSNorm
 from fathom.layers.rotary import RotaryEmbedding
+from fathom.models.stages import Elsewhere, Stage, layers_of_stage
 from fathom.models.weight_names import WeightName, WeightTarget, expand
 
 if TYPE_CHECKING:
@@ -50,12 +52,14 @@ class DecoderAttention(nn.Module):
         self.query_norm = RMSNorm(head_dim, config.norm_eps, build) if qk_norm else None
         self.key_norm = RMSNorm(head_dim, config.norm_eps, build) if qk_norm else None
         self.paged = PagedAttention(
-            layer_index,
+            layer_index - layers_of_stage(config.num_layers, build.pipeline).start,
             scale=config.attention_scale or head_dim**-0.5,
             window=config.layer_windows[layer_index],
             softcap=config.attention_softcap,
         )
-        self.output = Linear(heads * head_dim, config.hidden_size, build, bias=output_bias)
+        self.output = RowParallelLinear(
+            self.qkv.heads.query.times(head_dim), config.hidden_size, build, bias=output_bias
+        )
 
     def forward(self, hidden: torch.Tensor, rotation: Rotation, batch: ForwardBatch) -> torch.Tensor:
         attended = self.paged(self.qkv(hidden), rotation, batch, self.query_norm, self.key_norm)
@@ -69,7 +73,7 @@ class GatedMLP(nn.Module):
         super().__init__()
         self.gate_up = GateUpLinear(config.hidden_size, config.intermediate_size, build, bias=bias)
         self.activation = gated_activation(config.activation)
-        self.down = Linear(config.intermediate_size, config.hidden_size, build, bias=bias)
+        self.down = RowParallelLinear(self.gate_up.cut, config.hidden_size, build, bias=bias)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.down(self.activation(self.gate_up(hidden)))
@@ -104,6 +108,10 @@ class CausalLM(nn.Module):
 
     weight_names: ClassVar[tuple[WeightName, ...]]
 
+    embedding: Any  # TokenEmbedding, RMSNorm and LMHead, where another stage does not have them
+    norm: Any
+    lm_head: Any
+
     def __init__(
         self,
         config: ModelConfig,
@@ -114,17 +122,31 @@ class CausalLM(nn.Module):
     ):
         super().__init__()
         self.config = config
-        self.embedding = TokenEmbedding(config.vocab_size, config.hidden_size, build, factor=embedding_factor)
-        self.layers = nn.ModuleList(make_layer(index) for index in range(config.num_layers))
-        self.norm = RMSNorm(config.hidden_size, config.norm_eps, build)
-        self.lm_head = LMHead(
-            config.vocab_size,
-            config.hidden_size,
-            build,
-            tied_to=self.embedding if config.tie_word_embeddings else None,
-            softcap=config.final_logit_softcap,
+        self.stage = stage = Stage(build.pipeline, config.hidden_size, build.dtype, build.device)
+        own_layers = layers_of_stage(config.num_layers, build.pipeline)
+        self.own_layers = range(own_layers.start, own_layers.stop)
+        tied = config.tie_word_embeddings
+        self.embedding = (
+            TokenEmbedding(config.vocab_size, config.hidden_size, build, factor=embedding_factor)
+            if stage.is_first or (stage.is_last and tied)
+            else Elsewhere()
         )
+        self.layers = nn.ModuleList(
+            make_layer(index) if index in self.own_layers else Elsewhere() for index in range(config.num_layers)
+        )
+        self.norm = RMSNorm(config.hidden_size, config.norm_eps, build) if stage.is_last else Elsewhere()
+        self.lm_head = Elsewhere()
+        if stage.is_last:
+            self.lm_head = LMHead(
+                config.vocab_size,
+                config.hidden_size,
+                build,
+                tied_to=self.embedding if isinstance(self.embedding, TokenEmbedding) and tied else None,
+                softcap=config.final_logit_softcap,
+            )
         self._build_ropes(build)
+        heads = head_share(config.num_heads, config.num_kv_heads, build.tensor.rank, build.tensor.size)
+        self._num_kv_heads = heads.kv.size
 
     def _build_ropes(self, build: BuildContext) -> None:
         """One table for each distinct RopeConfig, and for each layer which one it uses."""
@@ -132,27 +154,38 @@ class CausalLM(nn.Module):
         of_layer = [config.rope if window is None else config.rope_local for window in config.layer_windows]
         distinct = list(dict.fromkeys(of_layer))
         self.ropes = nn.ModuleList(RotaryEmbedding(rope, config.head_dim, build) for rope in distinct)
-        self.rope_of_layer = [distinct.index(rope) for rope in of_layer]
+        self._own = [(self.layers[index], distinct.index(of_layer[index])) for index in self.own_layers]
 
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         """input_ids, positions [num_tokens] int64 -> hidden states [num_tokens, hidden_size].
 
-        Writes the tokens' keys and values to the batch's caches.
+        Writes the tokens' keys and values to the batch's caches. A stage that is not the last sends its hidden states
+        on, and what it returns is of no use for logits.
         """
+        stage = self.stage
         rotations = [rope(positions) for rope in self.ropes]
-        hidden, residual = self.embedding(input_ids), None
-        for layer, rope in zip(self.layers, self.rope_of_layer, strict=True):
+        hidden = self.embedding(input_ids) if stage.is_first else stage.receive(len(input_ids))
+        residual: torch.Tensor | None = None
+        for layer, rope in self._own:
             hidden, residual = layer(hidden, residual, rotations[rope], batch)
-        return self.norm.after_add(hidden, residual)[0]
+        if stage.is_last:
+            return self.norm.after_add(hidden, residual)[0]
+        assert residual is not None, "no stage is without layers"
+        stage.send(hidden + residual)
+        return hidden
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden [num_rows, hidden_size] -> [num_rows, vocab_size] float32."""
+        """hidden [num_rows, hidden_size] -> [num_rows, vocab_size] float32; only on the last stage."""
         return self.lm_head(hidden)
 
     def kv_specs(self, dtype: KVDtype) -> list[LayerKVSpec]:
-        """What each layer stores in a KV cache of this type, in the order of the batch's kv_caches."""
-        config = self.config
-        return [LayerKVSpec(config.num_kv_heads, config.head_dim, dtype, window) for window in config.layer_windows]
+        """What each layer of this stage stores, on this rank, in a KV cache of this type.
+
+        In the order of the batch's kv_caches.
+        """
+        config, num_kv_heads = self.config, self._num_kv_heads
+        windows = [config.layer_windows[index] for index in self.own_layers]
+        return [LayerKVSpec(num_kv_heads, config.head_dim, dtype, window) for window in windows]
 
     def weight_bytes(self) -> int:
         """Memory that the weights take; what two layers share counts once."""
@@ -160,10 +193,16 @@ class CausalLM(nn.Module):
         return plain + sum(layer.part_bytes() for layer in self.modules() if isinstance(layer, Linear))
 
     def weight_map(self, file_format: CheckpointFormat) -> dict[str, WeightTarget]:
-        """Name of each tensor that a checkpoint of this model must hold -> where it goes.
+        """Name of each tensor that a checkpoint of this model must hold -> where it goes; of this stage's tensors.
 
         A tied head is not among them: it is the embedding's own weight.
         """
         own = dict(self.named_parameters())
         targets = expand(self.weight_names, file_format, self.config.num_layers)
         return {name: target for name, target in targets.items() if target.parameter in own}
+
+    def names_elsewhere(self, file_format: CheckpointFormat) -> set[str]:
+        """Names of tensors that other stages' layers may have in a checkpoint."""
+        elsewhere = tuple(f"{name}." for name, module in self.named_modules() if isinstance(module, Elsewhere))
+        targets = expand(self.weight_names, file_format, self.config.num_layers)
+        return {name for name, target in targets.items() if target.parameter.startswith(elsewhere)}

@@ -9,18 +9,22 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import nn
 from tqdm import tqdm
 
+from fathom.dist.group import ALONE, Groups
+from fathom.dist.shares import Cut, uncut
 from fathom.errors import CheckpointError
 from fathom.layers.build import BuildContext
-from fathom.layers.linear import Dense, Linear, MergedLinear
+from fathom.layers.embedding import VocabMatrix
+from fathom.layers.linear import Dense, Linear, MergedLinear, RowParallelLinear
 from fathom.layers.packed import Packed
 from fathom.models.registry import model_class
 from fathom.weights.checkpoint import open_checkpoint
 from fathom.weights.dummy import fill_with_random
-from fathom.weights.repack import Quantization, read_matrix
+from fathom.weights.repack import Quantization, Rows, read_matrix
 
 if TYPE_CHECKING:
     from fathom.model_config import ModelConfig
@@ -53,6 +57,7 @@ def load_model(
     device: torch.device,
     max_model_len: int,
     show_progress: bool,
+    groups: Groups = ALONE,
 ) -> CausalLM:
     """The model, ready to run.
 
@@ -64,6 +69,7 @@ def load_model(
         dtype: of activations and dense weights; tensors stored in another are converted one at a time. float32
             with packed weights.
         max_model_len: positions that the model must be able to handle.
+        groups: the ranks among which the model is cut; what is built, and read, is this rank's share.
 
     Raises:
         UnsupportedModelError: no class implements the architecture.
@@ -71,7 +77,7 @@ def load_model(
     """
     checkpoint = None if load_format == "dummy" else open_checkpoint(resolved)
     method = Packed(activations) if weights == "packed" else Dense()
-    build = BuildContext(dtype, device, max_model_len, linear_method=method)
+    build = BuildContext(dtype, device, max_model_len, method, groups.tensor, groups.pipeline)
     model = model_class(model_config.architecture)(model_config, build)
     if checkpoint is None:
         fill_with_random(model)
@@ -108,31 +114,41 @@ def _load_weights(
 def _fill(
     model: CausalLM, target: WeightTarget, checkpoint: Checkpoint, name: str, quantization: Quantization | None
 ) -> None:
-    """Read one tensor to where it belongs, in our order."""
-    module, rows, destination = _place(model, target)
-    row_order = None if target.row_order is None else target.row_order(len(destination), model.config)
-    if destination.is_meta:  # only declared
-        assert isinstance(module, Linear)
-        assert isinstance(module.method, Packed)
+    """Read one tensor, or this rank's share of it, to where it belongs, in our order."""
+    place = _place(model, target)
+    rows: Rows = place.source[0].slice
+    if target.row_order is not None:
+        rows = target.row_order(place.source[0].whole, model.config)[rows]
+    if place.destination.is_meta:  # only declared
+        assert isinstance(place.module, Linear)
+        assert isinstance(place.module.method, Packed)
         assert target.transform is None, "only vectors are transformed"
-        if quantization == "int4" and module in (model.embedding, model.lm_head.matrix):
+        if quantization == "int4" and isinstance(place.module, VocabMatrix):
             quantization = EMBEDDING_OF_INT4
-        module.method.store(module, rows, read_matrix(checkpoint, name, row_order, quantization))
+        columns = place.source[1].slice
+        place.module.method.store(place.module, place.rows, read_matrix(checkpoint, name, rows, columns, quantization))
+        return
+    if len(place.source) > 1:
+        place.destination.copy_(checkpoint.part(name, rows, place.source[1].slice))
         return
     tensor = checkpoint.load(name)
     if target.transform is not None:
         tensor = target.transform(tensor, model.config)
-    if row_order is not None:
-        tensor = tensor[torch.from_numpy(row_order)]
-    destination.copy_(tensor)
+    place.destination.copy_(tensor[torch.from_numpy(rows) if isinstance(rows, np.ndarray) else rows])
+    if isinstance(place.module, RowParallelLinear) and not place.module.adds_bias:
+        place.destination.zero_()
 
 
 class _Place(NamedTuple):
-    """The module and the rows of its parameter that a tensor fills, and those rows themselves."""
+    """The module and the rows of its parameter that a tensor fills, those rows, and what of the tensor fills them.
+
+    source: a cut for each dimension of the tensor.
+    """
 
     module: nn.Module
     rows: slice
     destination: torch.Tensor
+    source: tuple[Cut, ...]
 
 
 def _place(model: CausalLM, target: WeightTarget) -> _Place:
@@ -143,7 +159,11 @@ def _place(model: CausalLM, target: WeightTarget) -> _Place:
     if target.part is not None:
         assert isinstance(module, MergedLinear)
         rows = module.rows[target.part]
-    return _Place(module, rows, parameter[rows])
+    destination = parameter[rows]
+    source = tuple(uncut(size) for size in destination.shape)
+    if isinstance(module, Linear):
+        source = (module.row_cut(target.part), module.column_cut())[: destination.dim()]
+    return _Place(module, rows, destination, source)
 
 
 def _problems(model: CausalLM, targets: dict[str, WeightTarget], checkpoint: Checkpoint, head: str) -> list[str]:
@@ -151,10 +171,12 @@ def _problems(model: CausalLM, targets: dict[str, WeightTarget], checkpoint: Che
     found = set(checkpoint.names())
     missing = [name for name in targets if name not in found]
     tied_copy = {head} if model.config.tie_word_embeddings else set()
-    unexpected = [name for name in sorted(found - targets.keys() - tied_copy) if not ROTARY_TABLES.fullmatch(name)]
+    unknown = found - targets.keys() - tied_copy - model.names_elsewhere(checkpoint.format)
+    unexpected = [name for name in sorted(unknown) if not ROTARY_TABLES.fullmatch(name)]
     misshaped = []
     for name in targets.keys() & found:
-        expected, actual = tuple(_place(model, targets[name]).destination.shape), tuple(checkpoint.shape(name))
+        expected = tuple(cut.whole for cut in _place(model, targets[name]).source)
+        actual = tuple(checkpoint.shape(name))
         if expected != actual:
             misshaped.append(f"{name} {list(actual)} instead of {list(expected)}")
     kinds = (("missing", missing), ("unexpected", unexpected), ("of the wrong shape", sorted(misshaped)))
@@ -169,7 +191,7 @@ def _phrase(kind: str, names: list[str]) -> str:
 
 def _check_tied_head(model: CausalLM, checkpoint: Checkpoint, resolved: ResolvedModel, head: str) -> None:
     """A tied checkpoint may store its head a second time, but then it must be the same."""
-    if not model.config.tie_word_embeddings or head not in checkpoint.names():
+    if not (model.config.tie_word_embeddings and model.stage.is_last) or head not in checkpoint.names():
         return
     embedding = next(
         name for name, target in model.weight_map(resolved.format).items() if target.parameter == "embedding.weight"

@@ -32,6 +32,10 @@ INDEX_FILE = f"{SINGLE_FILE}.index.json"
 TEXT_PREFIXES = {"language_model.": "", "model.language_model.": "model."}
 
 
+Rows = slice | np.ndarray
+"""Which rows of a checkpoint's matrix: a range, or their numbers."""
+
+
 class Checkpoint(ABC):
     """Tensors by name; `format` says whose names they are."""
 
@@ -54,8 +58,8 @@ class Checkpoint(ABC):
         """
 
     @abstractmethod
-    def rows(self, name: str, rows: slice | np.ndarray) -> torch.Tensor:
-        """Some rows of a matrix, by range or by their numbers: floats in their stored dtype, else float32.
+    def part(self, name: str, rows: Rows, columns: slice) -> torch.Tensor:
+        """Some rows and columns of a matrix: floats in their stored dtype, else float32. No more of it is read.
 
         Raises:
             CheckpointError: as `load`.
@@ -105,8 +109,9 @@ class SafetensorsCheckpoint(Checkpoint):
             raise _unreadable(stored.path, f"tensor {stored.name!r} cannot be read: {error}") from error
         return tensor
 
-    def rows(self, name: str, rows: slice | np.ndarray) -> torch.Tensor:
-        return self.load(name)[rows if isinstance(rows, slice) else torch.from_numpy(rows)]
+    def part(self, name: str, rows: Rows, columns: slice) -> torch.Tensor:
+        # What `load` returns is the mapped file, of which only what is looked at is read.
+        return self.load(name)[rows if isinstance(rows, slice) else torch.from_numpy(rows), columns]
 
     def release(self, name: str) -> None:
         # safetensors maps its files, so what it returns is a part of the mapping.
@@ -190,26 +195,42 @@ class GGUFCheckpoint(Checkpoint):
         return self._file.tensors[name].ggml_type
 
     def packed(
-        self, name: str, rows: slice | np.ndarray = slice(None)
+        self, name: str, rows: Rows = slice(None), blocks: slice = slice(None)
     ) -> tuple[torch.Tensor, GGMLType, tuple[int, ...]]:
-        """(1-D uint8 bytes of these rows as they lie in the file, their format, their shape once decoded)."""
+        """(1-D uint8 bytes as they lie in the file, their format, their shape once decoded).
+
+        rows, blocks: of which rows, and in each of them which of the format's blocks.
+        """
         tensor = self._file.tensors[name]
-        stored = self._file.raw(name).reshape(tensor.shape[0], -1)
+        kind = tensor.ggml_type
+        stored = self._file.raw(name).reshape(tensor.shape[0], -1, kind.block_bytes)
         # A copy, since torch has no read-only tensors and the mapped file must stay as it is.
-        chosen = np.array(stored[rows])
-        return torch.from_numpy(chosen.reshape(-1)), tensor.ggml_type, (len(chosen), *tensor.shape[1:])
+        chosen = np.array(stored[rows, blocks])
+        shape = (len(chosen), *tensor.shape[1:])
+        if blocks != slice(None):
+            shape = (len(chosen), chosen.shape[1] * kind.block_elements)
+        return torch.from_numpy(chosen.reshape(-1)), kind, shape
 
     def load(self, name: str) -> torch.Tensor:
         return dequantize(*self.packed(name))
 
-    def rows(self, name: str, rows: slice | np.ndarray) -> torch.Tensor:
-        raw, ggml_type, shape = self.packed(name, rows)
+    def part(self, name: str, rows: Rows, columns: slice) -> torch.Tensor:
+        blocks, within = blocks_around(columns, self.ggml_type(name))
+        raw, ggml_type, shape = self.packed(name, rows, blocks)
         dtype = FLOAT_DTYPES.get(ggml_type)
-        return dequantize(raw, ggml_type, shape) if dtype is None else raw.view(dtype).view(shape)
+        found = dequantize(raw, ggml_type, shape) if dtype is None else raw.view(dtype).view(shape)
+        return found[:, within]
 
     def release(self, name: str) -> None:
         raw = self._file.raw(name)
         drop_pages(raw.ctypes.data, raw.nbytes)
+
+
+def blocks_around(columns: slice, ggml_type: GGMLType) -> tuple[slice, slice]:
+    """The blocks of a row that hold these columns, and where in those blocks' columns they lie."""
+    size = ggml_type.block_elements
+    first = columns.start // size
+    return slice(first, -(-columns.stop // size)), slice(columns.start - first * size, columns.stop - first * size)
 
 
 def _unreadable(path: Path, problem: str) -> CheckpointError:

@@ -18,7 +18,7 @@ from fathom.quant.float_weight import DTYPES, FloatWeight, empty_float_weight, p
 from fathom.quant.ggml_codes import Codes, codes, has_codes
 from fathom.quant.huge_pages import empty
 from fathom.quant.packed import COLUMN_STEP, PANEL, PackedWeight, pack
-from fathom.weights.checkpoint import GGUFCheckpoint
+from fathom.weights.checkpoint import GGUFCheckpoint, Rows, blocks_around
 
 if TYPE_CHECKING:
     from fathom.weights.checkpoint import Checkpoint
@@ -31,73 +31,83 @@ CHUNK = 1 << 19
 
 BITS = {"int8": 8, "int4": 4}
 
-Rows = slice | np.ndarray
-"""Which rows of a checkpoint's matrix: a range, or their numbers."""
-
 
 def read_matrix(
-    checkpoint: Checkpoint, name: str, row_order: np.ndarray | None, quantization: Quantization | None
+    checkpoint: Checkpoint, name: str, rows: Rows, columns: slice, quantization: Quantization | None
 ) -> PackedWeight | FloatWeight:
-    """The matrix called ``name``, in the kernels' order.
+    """A matrix, or a part of one, in the kernels' order.
 
     Args:
-        row_order: for each row of the result its number in the file; None where the order is the same.
+        name: of the matrix in the checkpoint.
+        rows: which of its rows, in the order in which they are wanted.
+        columns: which of its columns; if it is, or is to be, quantised, whole groups of them.
         quantization: what floats are rounded to; None leaves them as they are. A matrix that the file holds
             quantised stays as it is.
 
     Raises:
-        CheckpointError: its bytes cannot be read, or it cannot be quantised so; names the file or the tensor.
+        CheckpointError: its bytes cannot be read, or it cannot be quantised or cut so; names the file or the tensor.
     """
-    if isinstance(checkpoint, GGUFCheckpoint) and has_codes(checkpoint.ggml_type(name)):
-        return _packed(checkpoint, name, row_order, lambda rows: codes(*checkpoint.packed(name, rows)))
+    if isinstance(checkpoint, GGUFCheckpoint) and has_codes(kind := checkpoint.ggml_type(name)):
+        _check_columns(checkpoint, name, columns, kind.block_elements, kind.name, "Use dtype=float32.")
+        blocks, _ = blocks_around(columns, kind)
+        return _packed(rows, columns, lambda some: codes(*checkpoint.packed(name, some, blocks)))
     if quantization is None or quantization == "fp16":
-        return _floats(checkpoint, name, row_order, quantization)
-    columns = checkpoint.shape(name)[1]
-    if columns % COLUMN_STEP:
-        raise CheckpointError(
-            f"{name} has {columns} columns; quantization={quantization} needs a multiple of {COLUMN_STEP}.",
-            parameter="quantization",
-            value=quantization,
-            hint="Use quantization=fp16, or none.",
-        )
+        return _floats(checkpoint, name, rows, columns, quantization)
+    what = f"quantization={quantization}"
+    _check_columns(checkpoint, name, columns, COLUMN_STEP, what, "Use quantization=fp16, or none.")
 
-    def quantised(rows: Rows) -> Codes:
-        some = checkpoint.rows(name, rows).float()
+    def quantised(some_rows: Rows) -> Codes:
+        some = checkpoint.part(name, some_rows, columns).float()
         _half(some, name, quantization)
         return quantise_weights(some, BITS[quantization])
 
-    return _packed(checkpoint, name, row_order, quantised)
+    return _packed(rows, columns, quantised)
 
 
-def _packed(
-    checkpoint: Checkpoint, name: str, row_order: np.ndarray | None, read: Callable[[Rows], Codes]
-) -> PackedWeight:
-    num_rows, columns = checkpoint.shape(name)
+def _check_columns(checkpoint: Checkpoint, name: str, columns: slice, step: int, what: str, way_out: str) -> None:
+    """Only whole groups can be quantised; a format's own blocks see to that unless the matrix is cut."""
+    size, whole = columns.stop - columns.start, checkpoint.shape(name)[1]
+    if size % step == 0 and columns.start % step == 0:
+        return
+    if size == whole:
+        problem, hint = f"{name} has {whole} columns", way_out
+    else:
+        problem = f"{name} is cut to its columns {columns.start} to {columns.stop}"
+        hint = f"{way_out.removesuffix('.')}, or another tensor_parallel_size."
+    raise CheckpointError(
+        f"{problem}; {what} needs a multiple of {step}.", parameter="quantization", value=what, hint=hint
+    )
+
+
+def _packed(rows: Rows, columns: slice, read: Callable[[Rows], Codes]) -> PackedWeight:
     whole: PackedWeight | None = None
-    for start, rows in _chunks(num_rows, columns, row_order):
-        found = read(rows)
+    for start, some_rows in _chunks(rows, columns):
+        found = read(some_rows)
         some = pack(found.codes, found.scales, found.minimums, found.bits)
-        whole = whole or _like(some, num_rows)
+        whole = whole or _like(some, _count(rows))
         _put(some, whole, start // PANEL)
     assert whole is not None
     return whole
 
 
 def _floats(
-    checkpoint: Checkpoint, name: str, row_order: np.ndarray | None, quantization: Literal["fp16"] | None
+    checkpoint: Checkpoint, name: str, rows: Rows, columns: slice, quantization: Literal["fp16"] | None
 ) -> FloatWeight:
-    num_rows, columns = checkpoint.shape(name)
     whole: FloatWeight | None = None
-    for start, rows in _chunks(num_rows, columns, row_order):
-        some = checkpoint.rows(name, rows)
+    for start, some_rows in _chunks(rows, columns):
+        some = checkpoint.part(name, some_rows, columns)
         if quantization is not None:
             some = _half(some, name, quantization)
         elif some.dtype not in DTYPES:
             some = some.float()
-        whole = whole or empty_float_weight(num_rows, columns, some.dtype)
+        whole = whole or empty_float_weight(_count(rows), some.shape[1], some.dtype)
         put_rows(whole, start, some)
     assert whole is not None
     return whole
+
+
+def _count(rows: Rows) -> int:
+    return len(rows) if isinstance(rows, np.ndarray) else rows.stop - rows.start
 
 
 def _half(numbers: torch.Tensor, name: str, quantization: Quantization) -> torch.Tensor:
@@ -113,12 +123,13 @@ def _half(numbers: torch.Tensor, name: str, quantization: Quantization) -> torch
     return half
 
 
-def _chunks(num_rows: int, columns: int, row_order: np.ndarray | None) -> Iterator[tuple[int, Rows]]:
+def _chunks(rows: Rows, columns: slice) -> Iterator[tuple[int, Rows]]:
     """(first row of ours, which rows of the file) of pieces that are whole panels."""
-    step = max(PANEL, CHUNK // columns // PANEL * PANEL)
-    for start in range(0, num_rows, step):
-        wanted = slice(start, min(num_rows, start + step))
-        yield start, wanted if row_order is None else row_order[wanted]
+    count = _count(rows)
+    step = max(PANEL, CHUNK // (columns.stop - columns.start) // PANEL * PANEL)
+    for start in range(0, count, step):
+        stop = min(count, start + step)
+        yield start, rows[start:stop] if isinstance(rows, np.ndarray) else slice(rows.start + start, rows.start + stop)
 
 
 def _like(some: PackedWeight, rows: int) -> PackedWeight:

@@ -1,7 +1,8 @@
 """Every message that crosses the process boundary, as msgspec structs.
 
 caller -> engine:  StartEngine (once), then AddRequests | AbortRequests | UtilityCall | FrontGone
-engine -> caller:  EngineHello, EngineReady or EngineFailed (once each), then EngineCoreOutputs | UtilityReply
+engine -> caller:  EngineHello, EngineReady or EngineFailed (once each), then EngineCoreOutputs | UtilityReply, and an
+                   EngineFailed if it ends on an error
 front  -> engine:  AddRequests | AbortRequests | UtilityCall
 engine -> front:   EngineCoreOutputs | UtilityReply
 
@@ -225,9 +226,10 @@ class EngineReady(msgspec.Struct, tag="ready"):
 
 
 class EngineFailed(msgspec.Struct, tag="failed"):
-    """The engine could not start."""
+    """The engine could not start, or cannot go on."""
 
     error: RemoteError
 
 
 FromEngine = EngineHello | EngineReady | EngineFailed | EngineCoreOutputs | UtilityReply
+FromRunningEngine = EngineCoreOutputs | UtilityReply | EngineFailed

@@ -14,6 +14,7 @@ from collections.abc import Callable
 import torch
 
 from fathom.config import EngineConfig
+from fathom.dist.place import ONLY, Place
 from fathom.errors import ConfigError
 from fathom.hardware import detect_hardware, parse_cores
 from fathom.kernels import native
@@ -75,8 +76,9 @@ class CPUDevice(Device):
     the same cores.
     """
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, place: Place = ONLY) -> None:
         self.torch_device = torch.device("cpu")
+        self._num_workers = place.num_workers
         self.replays_steps = native.cpu is not None
         _keep_freed_memory()
         num_threads = config.runtime.num_threads
@@ -97,7 +99,7 @@ class CPUDevice(Device):
         logger.info(
             "KV cache may take %.0f %% of the %.1f GiB that are available", 100 * CPU_KV_MEMORY_SHARE, available / 2**30
         )
-        return int(available * CPU_KV_MEMORY_SHARE)
+        return int(available * CPU_KV_MEMORY_SHARE / self._num_workers)
 
     def synchronize(self) -> None:
         """Nothing runs behind our back."""
@@ -125,7 +127,7 @@ class CPUDevice(Device):
 class CUDADevice(Device):
     """One CUDA device."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, place: Place = ONLY) -> None:
         if not torch.cuda.is_available():
             raise ConfigError(
                 "device=cuda, but torch finds no CUDA device.",
@@ -133,6 +135,18 @@ class CUDADevice(Device):
                 value="cuda",
                 hint="Use device=cpu, or install a CUDA build of torch and its driver.",
             )
+        count = torch.cuda.device_count()
+        if place.num_workers > count:
+            raise ConfigError(
+                f"tensor_parallel_size={place.tensor_parallel_size} x "
+                f"pipeline_parallel_size={place.pipeline_parallel_size} needs {place.num_workers} CUDA devices; "
+                f"torch finds {count}.",
+                parameter="tensor_parallel_size",
+                value=place.tensor_parallel_size,
+                hint=f"Use at most {count} workers.",
+            )
+        if place.num_workers > 1:
+            torch.cuda.set_device(place.rank)
         self.torch_device = torch.device("cuda", torch.cuda.current_device())
         self.replays_steps = False
         self._share = config.cache.gpu_memory_utilization
@@ -156,6 +170,6 @@ class CUDADevice(Device):
         return time.perf_counter()
 
 
-def make_device(config: EngineConfig) -> Device:
-    """The device that a resolved config names."""
-    return CUDADevice(config) if config.runtime.device == "cuda" else CPUDevice(config)
+def make_device(config: EngineConfig, place: Place = ONLY) -> Device:
+    """The device that a resolved config names; the one of several that the worker of this place has."""
+    return CUDADevice(config, place) if config.runtime.device == "cuda" else CPUDevice(config, place)

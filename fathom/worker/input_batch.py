@@ -97,6 +97,17 @@ class InputBatch:
                 sampled[self.request_ids[row]] = token_id
         return sampled
 
+    def set_tokens(self, tokens: dict[str, tuple[int, int]]) -> None:
+        """Take tokens that another rank has sampled: request id -> (place in the sequence, token).
+
+        To be told of one twice, or of one whose row is gone, does no harm.
+        """
+        for request_id, (position, token_id) in tokens.items():
+            row = self.row_of.get(request_id)
+            if row is not None and position < self.token_ids.shape[1]:
+                self.token_ids[row, position] = token_id
+                self.num_tokens[row] = position + 1
+
     def _append_row(self) -> int:
         self.request_ids.append("")
         self.params.append(SamplingParams())

@@ -35,7 +35,9 @@ def describe(model: CausalLM, kv_specs: list[LayerKVSpec]) -> dict[str, Any]:
     Of rope tables, and of an embedding that is not the head's matrix too, a token reads a row.
     """
     embedding = model.embedding
-    unread = 0 if model.config.tie_word_embeddings else embedding.part_bytes() + _plain_bytes(embedding.weight)
+    unread = 0
+    if isinstance(embedding, Linear) and not model.config.tie_word_embeddings:
+        unread = embedding.part_bytes() + _plain_bytes(embedding.weight)
     return {
         "kernels": "torch" if native.cpu is None else native.cpu.level(),
         "weight_bytes": model.weight_bytes() - unread,

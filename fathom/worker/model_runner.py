@@ -9,6 +9,8 @@
         5. choose a token per complete row, append it to its row
         6. report tokens, logprobs and errors
 
+Of several stages only the last one has logits, and what it has chosen reaches the others with a later step.
+
 The two halves are apart so that a step can be launched and the next one be scheduled before its tokens are asked for.
 """
 
@@ -33,7 +35,7 @@ from fathom.worker.input_batch import InputBatch
 from fathom.worker.input_buffers import InputBuffers
 from fathom.worker.prompt_logprobs import PromptLogprobs
 from fathom.worker.sample.logprobs import LogprobsMode
-from fathom.worker.sample.sampler import Sampler
+from fathom.worker.sample.shared import TokenSource
 
 logger = logging.getLogger(__name__)
 
@@ -63,16 +65,17 @@ class ModelRunner:
 
     Args:
         model: on `device`, with forward, compute_logits.
-        sampler: the logits pipeline.
+        sampler: the logits pipeline, or whatever tells of its choices.
         kv_specs: what each layer stores.
         kv_cache: layout of the pool to allocate.
         use_graphs: record decode steps and replay them (StepGraphs), where the device can.
+        is_last_stage: whether the model has a head here; else it sends its hidden states on and knows no logits.
     """
 
     def __init__(
         self,
         model: CausalLM,
-        sampler: Sampler,
+        sampler: TokenSource,
         device: Device,
         kv_specs: list[LayerKVSpec],
         kv_cache: KVCacheConfig,
@@ -81,6 +84,7 @@ class ModelRunner:
         max_model_len: int,
         logprobs_mode: LogprobsMode,
         use_graphs: bool,
+        is_last_stage: bool = True,
     ) -> None:
         self.model = model
         self.sampler = sampler
@@ -97,12 +101,15 @@ class ModelRunner:
         self.prompt_logprobs = PromptLogprobs(model, logprobs_mode)
         self.kv_caches, self.group_of_layer = _allocate_kv_caches(kv_specs[0], device, kv_cache)
         self.graphs = StepGraphs(model, max_num_seqs) if use_graphs else None
+        self._is_last_stage = is_last_stage
         self._pending: PendingStep | None = None
 
     def execute_model(self, step: SchedulerOutput) -> None:
         """Run the forward pass of a step and keep the logits of the rows that it completes."""
         self._pending = None
         self.prompt_logprobs.drop(step.finished_request_ids)
+        if not self._is_last_stage:
+            self.batch.set_tokens(step.sampled_tokens)
         batch_update = self.batch.apply(step)
         scheduled = self._scheduled
         if batch_update is not None or scheduled.scheduled != step.num_scheduled_tokens:
@@ -154,6 +161,8 @@ class ModelRunner:
         step, num_reqs = self.buffers.step, len(scheduled.rows)
         inputs = self._step_inputs()
         hidden = self.model(inputs.input_ids, inputs.positions, inputs.batch)
+        if not self._is_last_stage:
+            return hidden[:0]
         query_start = step.query_start_loc[: num_reqs + 1]
         self.prompt_logprobs.collect(self.batch, step.rows[:num_reqs], query_start, hidden)
         last_tokens = query_start[1:][step.complete[:num_reqs]].astype(np.int64) - 1

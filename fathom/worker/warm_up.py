@@ -5,6 +5,8 @@ Their keys and values all go to the null block, which nobody reads.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from fathom.params import SamplingParams
@@ -29,17 +31,20 @@ def run_dummy_batch(runner: ModelRunner, num_requests: int, tokens_each: int) ->
     _drop(runner, ids)
 
 
-def time_prefill(runner: ModelRunner, max_tokens: int, max_model_len: int) -> PrefillTimes:
+def time_prefill(
+    runner: ModelRunner, max_tokens: int, max_model_len: int, agree: Callable[[float], float]
+) -> PrefillTimes:
     """Time a short chunk, a longer one and one behind a long context, and solve for what a token and its context cost.
 
     Takes about a quarter of a second.
 
     Args:
         max_tokens: most tokens of a step.
+        agree: a number of this rank's -> the number that all ranks take in its place, since they run steps together.
     """
     most = min(max_tokens, max_model_len - 1)
     short = min(_SHORT, most)
-    short_s = _time_chunk(runner, short, 0)
+    short_s = agree(_time_chunk(runner, short, 0))
     long = min(max(2 * short, int(short * _LONG_S / max(short_s, 1e-6))), _LONG, most)
     if long <= short:
         return PrefillTimes(0.0, short_s / short, 0.0)

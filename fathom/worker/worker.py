@@ -10,16 +10,20 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fathom.dist.group import ALONE, Groups
+from fathom.dist.place import ONLY, Place
+from fathom.dist.torch_group import connect
 from fathom.kv_cache_spec import KVCacheConfig, KVCacheGroup, LayerKVSpec
 from fathom.models.loader import load_model
 from fathom.step import ModelRunnerOutput, PrefillTimes, SchedulerOutput
 from fathom.weights.resolve import ResolvedModel
 from fathom.worker import limits
-from fathom.worker.device import make_device
+from fathom.worker.device import Device, make_device
 from fathom.worker.model_runner import ModelRunner
 from fathom.worker.sample.interface import LogitsProcessorContext
 from fathom.worker.sample.loading import load_logits_processors
 from fathom.worker.sample.sampler import Sampler
+from fathom.worker.sample.shared import TokenFollower, TokenLeader, TokensLater, TokenSource
 from fathom.worker.warm_up import run_dummy_batch, time_prefill
 
 if TYPE_CHECKING:
@@ -28,16 +32,26 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class Worker:
-    """Loads the model on construction; ready for steps after initialize_from_config."""
+def start_worker(setup: EngineSetup, place: Place, meeting_fd: int, sums_fd: int) -> Worker:
+    """One of several workers, after it has met the others; the descriptors as in dist.torch_group.connect."""
+    device = make_device(setup.config, place)
+    return Worker(setup, device, place, connect(place, meeting_fd, sums_fd, device.torch_device))
 
-    def __init__(self, setup: EngineSetup) -> None:
+
+class Worker:
+    """Loads the model, or its share of it, on construction; ready for steps after initialize_from_config."""
+
+    def __init__(
+        self, setup: EngineSetup, device: Device | None = None, place: Place = ONLY, groups: Groups = ALONE
+    ) -> None:
         self._config = config = setup.config
         assert config.model.max_model_len is not None, "the config is not resolved"
         assert config.model.weights != "auto", "the config is not resolved"
         assert config.cache.kv_cache_dtype != "auto", "the config is not resolved"
         self._vocab_size = setup.model_config.vocab_size
-        self.device = make_device(config)
+        self.device = device or make_device(config, place)
+        self._place = place
+        self._groups = groups
         self._model = load_model(
             setup.model_config,
             ResolvedModel(Path(setup.model_path), setup.model_format, config.model.model),
@@ -49,6 +63,7 @@ class Worker:
             device=self.device.torch_device,
             max_model_len=config.model.max_model_len,
             show_progress=config.runtime.show_progress,
+            groups=groups,
         )
         self._kv_specs = self._model.kv_specs(config.cache.kv_cache_dtype)
         self._sampler = self._make_sampler()
@@ -71,7 +86,8 @@ class Worker:
         return self.device.kv_cache_memory(self._run_largest_batch)
 
     def initialize_from_config(self, kv_cache: KVCacheConfig, max_model_len: int) -> None:
-        """Allocate the KV cache and the batch's rows."""
+        """Allocate the KV cache, of this stage's layers, and the batch's rows."""
+        kv_cache = kv_cache.of_layers(self._model.own_layers, self._kv_specs[0])
         self._runner = self._make_runner(kv_cache, max_model_len)
         logger.info(
             "KV cache: %d blocks of %d tokens in %s, %.2f GiB; longest sequence %d tokens",
@@ -91,7 +107,13 @@ class Worker:
         """What a prompt's tokens cost, measured now."""
         assert self._config.scheduler.max_num_batched_tokens is not None
         runner = self._ready_runner()
-        return time_prefill(runner, self._config.scheduler.max_num_batched_tokens, runner.max_model_len)
+        budget = self._config.scheduler.max_num_batched_tokens
+        return time_prefill(runner, budget, runner.max_model_len, self._as_on_the_first_rank)
+
+    def _as_on_the_first_rank(self, number: float) -> float:
+        """What the first rank has measured, for what all of them must decide alike."""
+        shared = torch.tensor([number], dtype=torch.float64, device=self.device.torch_device)
+        return float(self._groups.pipeline.broadcast(self._groups.tensor.broadcast(shared)))
 
     def execute_model(self, step: SchedulerOutput) -> None:
         """Run a step's forward pass, under the step's name in a trace."""
@@ -133,7 +155,7 @@ class Worker:
         (profiler, folder), self._profiler = self._profiler, None
         profiler.stop()
         os.makedirs(folder, exist_ok=True)
-        path = os.path.join(folder, f"fathom-rank0-{time.strftime('%Y%m%d-%H%M%S')}.pt.trace.json")
+        path = os.path.join(folder, f"fathom-rank{self._place.rank}-{time.strftime('%Y%m%d-%H%M%S')}.pt.trace.json")
         profiler.export_chrome_trace(path)
         return path
 
@@ -147,15 +169,24 @@ class Worker:
         assert self._runner is not None, "the worker is used before initialize_from_config"
         return self._runner
 
-    def _make_sampler(self) -> Sampler:
+    def _make_sampler(self) -> TokenSource:
         assert self._config.scheduler.max_num_seqs is not None
         context = LogitsProcessorContext(self._vocab_size, self._config.scheduler.max_num_seqs, self._config)
         device = self.device.torch_device
+        if not self._model.stage.is_last:
+            return TokensLater()
+        if self._groups.tensor.rank > 0:
+            return TokenFollower(self._groups.tensor, device)
         custom = [
             kind(context, device, device.type == "cuda")
             for kind in load_logits_processors(list(self._config.model.logits_processors))
         ]
-        return Sampler(context, device, self._config.model.logprobs_mode, custom)
+        sampler = Sampler(context, device, self._config.model.logprobs_mode, custom)
+        return sampler if self._groups.tensor.size == 1 else TokenLeader(sampler, self._groups.tensor, device)
+
+    def _can_replay_steps(self) -> bool:
+        """Not among several ranks: what they say to each other is no kernel call that could be recorded."""
+        return self.device.replays_steps and not self._config.runtime.enforce_eager and self._place.num_workers == 1
 
     def _make_runner(self, kv_cache: KVCacheConfig, max_model_len: int) -> ModelRunner:
         assert self._config.scheduler.max_num_seqs is not None
@@ -170,7 +201,8 @@ class Worker:
             self._config.scheduler.max_num_batched_tokens,
             max_model_len,
             self._config.model.logprobs_mode,
-            use_graphs=self.device.replays_steps and not self._config.runtime.enforce_eager,
+            use_graphs=self._can_replay_steps(),
+            is_last_stage=self._model.stage.is_last,
         )
 
     def _run_largest_batch(self) -> None:

@@ -155,7 +155,7 @@ def test_garbage_and_pickles_on_the_input_socket_are_neither_run_nor_fatal(model
         [chance.randbytes(chance.randrange(40)) for _ in range(chance.randint(1, 3))] for _ in range(100)
     ]
     config = EngineConfig.from_options(model=str(model), num_threads=1)
-    engine = EngineProcess()
+    engine = EngineProcess(config.parallel)
     with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
         try:
             stranger.linger = 0

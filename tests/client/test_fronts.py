@@ -63,7 +63,7 @@ def with_an_engine(model: Path, test: Test) -> None:
 
     async def main() -> None:
         config = EngineConfig.from_options(model=str(model), num_threads=1)
-        process = EngineProcess()
+        process = EngineProcess(config.parallel)
         owner = AsyncMPClient(process)
         clients: list[AttachedClient] = []
         try:

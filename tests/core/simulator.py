@@ -121,3 +121,27 @@ class SimulatedWorker:
             for position in range(first, last + 1):
                 found = self.slots.get((table[position // self.block_size], position % self.block_size))
                 assert found == (group, row.hash_at(position)), f"position {position} of group {group} is wrong"
+
+
+class FirstStage:
+    """A worker that samples nothing: it has a request's tokens from its admission and from what steps tell of them."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, Row] = {}
+
+    def execute(self, step: SchedulerOutput) -> dict[str, list[int]]:
+        """Run a step; the tokens that it computes, by request."""
+        for request_id, (position, token) in step.sampled_tokens.items():
+            if request_id in self.rows:
+                self.rows[request_id].tokens[position:] = [token]
+        for request_id in step.finished_request_ids:
+            self.rows.pop(request_id, None)
+        for new in step.new_requests:
+            self.rows[new.request_id] = Row(new.token_ids.tolist(), new.num_computed_tokens, [])
+        computed = {}
+        for request_id, count in step.num_scheduled_tokens.items():
+            row = self.rows.get(request_id)
+            if row is not None:  # it is not, on top of a failed step
+                computed[request_id] = row.tokens[row.num_computed : row.num_computed + count]
+                row.num_computed += count
+        return computed

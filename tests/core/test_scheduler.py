@@ -264,6 +264,32 @@ def test_a_prefix_loses_its_tail_before_its_head() -> None:
     assert scheduler.schedule().new_requests[0].num_computed_tokens == 12
 
 
+def test_stages_have_parts_of_the_requests_in_turn_and_are_told_of_tokens() -> None:
+    kv = kv_config(60)
+    scheduler = make_scheduler(kv, pipeline_parallel_size=2)
+    worker = SimulatedWorker(kv)
+    for index in range(3):
+        scheduler.add_requests(request(str(index), [1, 2, index], max_tokens=3))
+    first, second, third = scheduler.schedule(), scheduler.schedule(), scheduler.schedule()
+    assert list(first.num_scheduled_tokens) == ["0", "1"]
+    assert list(second.num_scheduled_tokens) == ["2"]
+    assert not third.num_scheduled_tokens  # everybody waits for a token
+    result = worker.execute(first)
+    scheduler.update_from_output(first, result)
+    fourth = scheduler.schedule()
+    assert fourth.num_scheduled_tokens == {"0": 1, "1": 1}
+    assert fourth.sampled_tokens == {key: (3, token) for key, token in result.sampled_token_ids.items()}
+    scheduler.update_from_output(second, worker.execute(second))
+    assert scheduler.schedule().num_scheduled_tokens == {"2": 1}
+
+
+def test_the_chunks_of_one_long_prompt_fill_the_stages() -> None:
+    scheduler = make_scheduler(kv_config(60), pipeline_parallel_size=2, max_num_batched_tokens=8)
+    scheduler.add_requests(request("a", list(range(20))))
+    steps = [scheduler.schedule() for _ in range(4)]
+    assert [step.num_scheduled_tokens.get("a", 0) for step in steps] == [8, 8, 4, 0]
+
+
 @pytest.mark.parametrize("ends", [{"max_tokens": 2}, {"max_tokens": 100}], ids=["max_tokens", "context"])
 def test_ahead_of_its_results_a_request_is_scheduled_to_its_end_and_not_beyond(ends: dict[str, int]) -> None:
     kv = kv_config(16)

@@ -20,7 +20,7 @@ from fathom.core.scheduler.prefill_room import StepSize
 from fathom.step import ModelRunnerOutput, SchedulerOutput
 from fathom.wire.messages import EngineCoreOutputs, FinishReason
 from tests.core.helpers import kv_config, make_scheduler, request
-from tests.core.simulator import VOCAB, SimulatedWorker, expected_answer
+from tests.core.simulator import VOCAB, FirstStage, SimulatedWorker, expected_answer
 
 WINDOWS = [(None,), (None, 5), (7,), (None, 5, 5, 9, 9)]
 FAILED_STEP = "the step failed"
@@ -71,10 +71,13 @@ class Driver:
             long_prefill_token_threshold=chance.choice([0, 0, 3]),
             enable_prefix_caching=chance.random() < 0.8,
             scheduling_policy=self.policy,
+            pipeline_parallel_size=(stages := chance.choice([1, 1, 2, 3])),
         )
         self.max_model_len = max_model_len
         self.worker = SimulatedWorker(self.kv)
-        self.depth = chance.choice([1, 2, 2, 3])
+        self.stages = stages
+        self.first_stage = FirstStage()
+        self.depth = chance.choice([1, 2, 2, 3]) if stages == 1 else stages
         self.failures = chance.choice([0.0, 0.0, 0.02])
         self.in_flight: deque[tuple[SchedulerOutput, ModelRunnerOutput | None]] = deque()
         self.expected: dict[str, Expectation] = {}
@@ -137,15 +140,31 @@ class Driver:
         chance = self.chance
         behind_a_failure = bool(self.in_flight) and self.in_flight[-1][1] is None
         if behind_a_failure or chance.random() < self.failures:
-            self.worker.fail(step, reached=chance.random() < 0.5)
+            reached = chance.random() < 0.5
+            self.worker.fail(step, reached=reached)
+            if reached:
+                self.first_stage.execute(step)
             self.in_flight.append((step, None))
         else:
+            if self.stages > 1:
+                self.check_first_stage(step)
             failing = [key for key in step.num_scheduled_tokens if chance.random() < self.failures / 2]
             self.in_flight.append((step, self.worker.execute(step, failing)))
         return True
 
+    def check_first_stage(self, step: SchedulerOutput) -> None:
+        """It has every token that it is to compute, and no request is in more than one step that samples."""
+        assert len(step.num_scheduled_tokens) <= -(-len(self.scheduler.requests) // self.stages)
+        for request_id, tokens in self.first_stage.execute(step).items():
+            count = step.num_scheduled_tokens[request_id]
+            assert len(tokens) == count
+            known = self.scheduler.requests[request_id]
+            assert tokens == list(known.token_ids[known.num_computed_tokens - count : known.num_computed_tokens])
+
     def check_shares(self, before: list[tuple[str, int, bool]], step: SchedulerOutput) -> None:
         """Whoever generates got its token, and the first prompt in the order part of the step."""
+        if self.stages > 1:
+            return  # a step has its part of the requests
         preempted = {request.request_id for request in self.scheduler.requests.values()}
         preempted -= {request.request_id for request in self.scheduler.running}
         prompts = [name for name, missing, _ in before if missing > 1 and name not in preempted]

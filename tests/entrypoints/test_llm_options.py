@@ -74,7 +74,7 @@ def test_vllm_s_neutral_options_are_accepted(tiny: Callable[[str], Path]) -> Non
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("tensor_parallel_size", 2),
+        ("data_parallel_size", 2),
         ("enable_lora", True),
         ("skip_tokenizer_init", True),
         ("speculative_config", {"model": "x"}),

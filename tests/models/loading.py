@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from fathom.dist.group import ALONE, Groups
 from fathom.model_config import load_model_config
 from fathom.models.decoder import CausalLM
 from fathom.models.loader import load_model
@@ -20,6 +21,7 @@ def load(
     dtype: torch.dtype = torch.float32,
     quantization: str | None = None,
     activations: str = "int8",
+    groups: Groups = ALONE,
 ) -> CausalLM:
     resolved = ResolvedModel(path, "gguf" if path.suffix == ".gguf" else "safetensors", path.name)
     return load_model(
@@ -33,4 +35,5 @@ def load(
         device=torch.device("cpu"),
         max_model_len=128,
         show_progress=False,
+        groups=groups,
     )

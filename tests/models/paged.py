@@ -35,7 +35,7 @@ class PagedRun:
 
     @torch.inference_mode()
     def step(self, tokens: dict[str, list[int]]) -> dict[str, torch.Tensor]:
-        """Run each request's new tokens; its logits [new tokens, vocab], by request."""
+        """Run each request's new tokens; its logits [new tokens, vocab], by request, if this is the last stage."""
         starts, positions, seq_lens = [0], [], []
         for request, new in tokens.items():
             begin = self.lengths.get(request, 0)
@@ -52,6 +52,8 @@ class PagedRun:
         )
         ids = torch.tensor([token for new in tokens.values() for token in new])
         hidden = self.model(ids, torch.tensor(positions), batch)
+        if not self.model.stage.is_last:
+            return {}
         logits = self.model.compute_logits(hidden)
         return {r: logits[starts[i] : starts[i + 1]] for i, r in enumerate(tokens)}
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from math import ceil, gcd
 
+from fathom.dist.shares import even_cut
 from fathom.errors import ConfigError
-from fathom.kv_cache_spec import KVCacheConfig, KVCacheGroup, LayerKVSpec
+from fathom.kv_cache_spec import KVCacheConfig, KVCacheGroup, LayerKVSpec, pages_of_layers
 
 
 def group_layers(specs: list[LayerKVSpec]) -> tuple[KVCacheGroup, ...]:
@@ -71,8 +72,11 @@ def make_kv_cache_config(
     max_model_len: int,
     max_num_seqs: int,
     max_num_batched_tokens: int,
+    num_stages: int = 1,
 ) -> KVCacheConfig:
     """Cut `available_bytes` into blocks; no more of them than max_num_seqs full-length sequences can use.
+
+    With several pipeline stages that is what each has for its own layers; the one with the most pages sets the measure.
 
     Raises:
         ConfigError: layers of different shapes (which no supported model has), or not even one block fits.
@@ -82,7 +86,9 @@ def make_kv_cache_config(
         raise ConfigError(f"layers with KV pages of different sizes ({sorted(page_bytes)} bytes) are not supported.")
     groups = group_layers(specs)
     layers_per_group = max(len(group.layers) for group in groups)
-    bytes_per_block = layers_per_group * page_bytes.pop()
+    stages = [even_cut(len(specs), stage, num_stages) for stage in range(num_stages)]
+    pages = max(pages_of_layers(groups, range(stage.start, stage.stop)) for stage in stages)
+    bytes_per_block = pages * page_bytes.pop()
     useful = 1 + max_num_seqs * blocks_per_sequence(groups, block_size, max_model_len, max_num_batched_tokens)
     num_blocks = min(useful, available_bytes // bytes_per_block)
     if longest_sequence(groups, block_size, num_blocks, max_num_batched_tokens, 2) < 2:

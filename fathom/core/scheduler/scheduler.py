@@ -12,6 +12,10 @@ Steps may be scheduled ahead: while earlier ones are in flight, the tokens that 
 and the worker, which runs steps in order, knows their values by the time it needs them. If such a token turns out to
 end its request, or the request has been aborted, what later steps in flight compute for it is ignored. Blocks can be
 given back and handed out again at any time all the same: a step's writes come after those of every step before it.
+
+With several pipeline stages a request waits for its token before it is scheduled again, since the first stage learns
+of it from the scheduler, and a step takes only its part of the requests: while one part is in one stage, another
+part is in the next.
 """
 
 from __future__ import annotations
@@ -100,6 +104,8 @@ class Scheduler:
         self._num_steps = 0
         self._left_batch: list[str] = []  # ids whose rows the worker must drop
         self._in_flight: deque[StepInFlight] = deque()
+        self._num_stages = config.parallel.pipeline_parallel_size
+        self._sampled: dict[str, tuple[int, int]] = {}  # tokens that the first stages are yet to be told of
 
     # ---------------------------------------------------------------- arrivals and departures
 
@@ -158,6 +164,7 @@ class Scheduler:
         output.total_num_scheduled_tokens = sum(output.num_scheduled_tokens.values())
         if output.num_scheduled_tokens:
             output.finished_request_ids, self._left_batch = self._left_batch, []
+            output.sampled_tokens, self._sampled = self._sampled, {}
             registered = self.kv_cache.pool.take_newly_registered()
             self._in_flight.append(StepInFlight(output, list(self.running), registered))
             self._num_steps += 1
@@ -219,9 +226,12 @@ class Scheduler:
         running = self.running
         scheduled = output.num_scheduled_tokens
         allocate = self.kv_cache.allocate_slots
-        while index < len(running):
+        staged, max_requests = self._num_stages > 1, self._max_requests()
+        while index < len(running) and len(scheduled) < max_requests:
             request = running[index]
             index += 1
+            if staged and request.num_awaited_tokens:
+                continue
             missing = num_new = len(request.token_ids) + request.num_awaited_tokens - request.num_computed_tokens
             if missing > 1:
                 num_new = room.take(request, request.num_computed_tokens, missing)
@@ -261,7 +271,10 @@ class Scheduler:
 
     def _admit_waiting(self, output: SchedulerOutput, room: PrefillRoom) -> None:
         """Admit waiting requests in order until something runs out."""
+        max_requests = self._max_requests()
         while self.waiting and len(self.running) < self.max_num_seqs and not room.is_used_up:
+            if len(output.num_scheduled_tokens) >= max_requests:
+                return
             request, cached, num_cached = self._next_to_admit(room)
             if request is None:
                 return
@@ -356,6 +369,10 @@ class Scheduler:
 
     # ---------------------------------------------------------------- helpers
 
+    def _max_requests(self) -> int:
+        """Most requests of one step: all, or a stage's part of them."""
+        return -(-len(self.requests) // self._num_stages)
+
     def _is_long(self, request: Request) -> bool:
         """Whether what is not cached of a waiting request takes more than a step."""
         if not self.step_size.is_long(0, request.num_tokens):
@@ -392,6 +409,8 @@ class Scheduler:
                     # This step has computed all tokens but the new one; a later step's work is not relied upon.
                     self.kv_cache.register_full_blocks(request, request.num_tokens - 1)
                 self._finish(request)
+            elif self._num_stages > 1 and request.request_id in result.sampled_token_ids:
+                self._sampled[request.request_id] = request.num_tokens - 1, request.token_ids[-1]
         if update.any_finished:
             self._drop_from_running()
         return update.outputs(result, self.stats() if self._report_stats else None)
@@ -400,6 +419,7 @@ class Scheduler:
         """A step's work may not have been done: its blocks may not be filled, and its rows not be dropped."""
         self.kv_cache.pool.unregister(step.registered)
         self._left_batch += step.work.finished_request_ids
+        self._sampled = step.work.sampled_tokens | self._sampled
 
     def _recompute(self, request: Request) -> None:
         """Start a request again with the tokens that it has; those that it awaited are lost."""

@@ -8,12 +8,13 @@ from typing import Any, Literal, get_args, get_origin
 
 from fathom.config import EngineConfig, iter_options
 
+_SHORT = {"tensor_parallel_size": "-tp", "pipeline_parallel_size": "-pp"}
 _NOT_SET = argparse.SUPPRESS  # so that only flags that were given reach the config
 
 
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     """Add a --kebab-case flag for every option of the config."""
-    add_flags(parser, "engine", iter_options())
+    add_flags(parser, "engine", iter_options(), _SHORT)
 
 
 def add_flags(
@@ -25,13 +26,13 @@ def add_flags(
     """Add a --kebab-case flag for each of a section's options: (name, type, default, help).
 
     Args:
-        aliases: name -> a second spelling of its flag.
+        aliases: name -> a second flag, dashes included.
     """
     group = parser.add_argument_group(f"{section} options")
     for name, kind, default, help_line in options:
         text = help_line if default in (None, ()) else f"{help_line} (default: {default})"
         group.add_argument(
-            *(f"--{flag}" for flag in (name.replace("_", "-"), (aliases or {}).get(name)) if flag is not None),
+            *(flag for flag in (f"--{name.replace('_', '-')}", (aliases or {}).get(name)) if flag is not None),
             dest=f"{section}.{name}",
             default=_NOT_SET,
             help=text.replace("%", "%%"),

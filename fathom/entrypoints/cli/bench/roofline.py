@@ -10,6 +10,7 @@ it looks at, which a sliding window bounds.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from fathom.frontend.engine import LLMEngine
 from fathom.model_config.values import ModelConfig
@@ -61,12 +62,13 @@ class Roofline:
 
 
 def measure_roofline(engine: LLMEngine) -> Roofline:
-    """Measures the machine now, in the engine's worker; best when the benchmark is over, so that it disturbs nothing.
+    """Measures the machine now, in the engine's workers; best when the benchmark is over, so that it disturbs nothing.
 
-    Quantised weights are multiplied in int8 where torch has a product for it to compare with, others in float32.
+    Several workers measure at once, and what they measure, hold and read adds up. Quantised weights are multiplied in
+    int8 where torch has a product for it to compare with, others in float32.
     """
-    (described,) = engine.collective_rpc("describe")
-    (limits,) = engine.collective_rpc("measure_limits")
+    described = _summed(engine.collective_rpc("describe"))
+    limits = _summed(engine.collective_rpc("measure_limits"))
     in_int8 = described["quantised"] and engine.config.model.activations == "int8" and limits["int8_peak"] > 0
     model = engine.model_config
     return Roofline(
@@ -80,6 +82,12 @@ def measure_roofline(engine: LLMEngine) -> Roofline:
         attention_operations=4 * model.num_heads * model.head_dim,
         layer_windows=model.layer_windows,
     )
+
+
+def _summed(of_workers: list[dict[str, Any]]) -> dict[str, Any]:
+    """The sums of what the workers say by number."""
+    first = of_workers[0]
+    return {name: sum(one[name] for one in of_workers) for name in first if not isinstance(first[name], str)}
 
 
 def _num_layer_weights(model: ModelConfig) -> int:

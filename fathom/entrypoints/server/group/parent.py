@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from fathom.client.async_mp import AsyncMPClient
-from fathom.client.launch import EngineProcess, exit_words
+from fathom.client.launch import EngineProcess
 from fathom.config import EngineConfig
 from fathom.entrypoints.server.group.channel import (
     Channel,
@@ -45,7 +45,7 @@ from fathom.entrypoints.server.settings import ServerSettings
 from fathom.errors import EngineDeadError
 from fathom.frontend import boot
 from fathom.log import setup_logging
-from fathom.spawn import python_command
+from fathom.processes import exit_words, python_command
 from fathom.wire.sockets import make_socket_folder, remove_socket_folder
 
 logger = logging.getLogger(__name__)
@@ -285,7 +285,7 @@ class Group:
     async def _engine_s_life(self) -> None:
         """An engine from its start to its end."""
         try:
-            process = EngineProcess()
+            process = EngineProcess(self.config.parallel)
             try:
                 if self.prepared is None:
                     prepared = await asyncio.to_thread(boot.prepare, self.config)

@@ -1,0 +1,97 @@
+"""Engines of several workers answer as an engine of one does: with preemption, shared prefixes and steps ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fathom import LLM, SamplingParams
+from tests.server.processes import Server
+
+PROMPTS = [[3 + (11 * i * (k + 1) + k) % 500 for i in range(5 + 9 * k)] for k in range(7)]
+PROMPTS += [[*PROMPTS[6][:40], 9, 9, k] for k in range(3)]  # a common prefix
+GREEDY = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True, logprobs=2)
+MIXED = [
+    GREEDY
+    if index % 2
+    else SamplingParams(temperature=0.9, seed=index, max_tokens=25, prompt_logprobs=1, n=1 + index % 3)
+    for index in range(len(PROMPTS))
+]
+POOL_TOKENS = 260
+SAME = 1e-5 * 20  # logits of these models are up to 20 or so
+
+
+def start(model: str | Path, **options: Any) -> LLM:
+    defaults = {"num_threads": 2, "max_num_seqs": 16, "max_model_len": 128, "show_progress": False, "seed": 0}
+    return LLM(str(model), **(defaults | options))
+
+
+def answers(llm: LLM, params: SamplingParams | list[SamplingParams]) -> list[Any]:
+    outputs = llm.generate(PROMPTS, params, use_tqdm=False)
+    return [(a.token_ids, a.finish_reason) for output in outputs for a in output.outputs], [
+        [{token: entry.logprob for token, entry in position.items()} for position in positions if position]
+        for output in outputs
+        for positions in (output.prompt_logprobs or [], *(a.logprobs or [] for a in output.outputs))
+    ]
+
+
+def check_same(found: list[Any], expected: list[Any]) -> None:
+    assert found[0] == expected[0]
+    for positions, others in zip(found[1], expected[1], strict=True):
+        for position, other in zip(positions, others, strict=True):
+            assert position == pytest.approx(other, abs=SAME)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("gemma3", {"tensor_parallel_size": 2, "async_scheduling": True}),
+        ("llama-gqa", {"pipeline_parallel_size": 2}),
+    ],
+    ids=["TP=2", "PP=2"],
+)
+def test_answers_are_those_of_one_worker(tiny: Callable[[str], Path], name: str, options: dict[str, Any]) -> None:
+    with start(tiny(name), multiprocess=False) as llm:
+        expected = [answers(llm, GREEDY), answers(llm, MIXED)]
+        bytes_per_token = sum(spec.bytes_per_token for spec in llm.collective_rpc("get_kv_cache_specs")[0])
+    # A pool so small that requests are preempted, half of it with each worker.
+    options |= {"kv_cache_memory_bytes": POOL_TOKENS * bytes_per_token // 2, "max_num_batched_tokens": 32}
+    with start(tiny(name), **options) as llm:
+        for _ in range(2):  # the second time with what the first has left in the prefix cache
+            check_same(answers(llm, GREEDY), expected[0])
+        check_same(answers(llm, MIXED), expected[1])
+        stats = llm.get_stats()
+        assert stats["num_preemptions"] > 0
+        assert stats["prefix_cache_hits"] > 0
+        assert stats["kv_cache_usage"] == 0.0
+        assert llm.llm_engine.engine_core.call("check_invariants")
+        assert len(llm.collective_rpc("weight_bytes")) == 2
+
+
+def test_a_server_of_two_workers(tiny: Callable[[str], Path], tmp_path: Path) -> None:
+    with start(tiny("qwen2"), multiprocess=False) as llm:
+        expected = [o.outputs[0].token_ids for o in llm.generate(PROMPTS, GREEDY, use_tqdm=False)]
+    server = Server(tiny("qwen2"), tmp_path, "--num-threads=2", "-tp", "2", "--max-model-len=128")
+    try:
+        body = {"prompt": PROMPTS, "max_tokens": 40, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+        choices = server.post("/v1/completions", **body).json()["choices"]
+        assert [choice["token_ids"] for choice in choices] == expected
+    finally:
+        assert server.stop() == 0
+
+
+def test_the_default_model_with_packed_weights(smollm2_path: Path) -> None:
+    """Nine heads on two workers. Activations stay float32: rounded to int8, sums in another order show."""
+    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    prompts = ["The capital of France is", "def fibonacci(n):\n"]
+    options = {"activations": "float32", "kv_cache_dtype": "float32", "max_num_batched_tokens": 256}
+    found = []
+    for size in (1, 2):
+        with start(smollm2_path, tensor_parallel_size=size, multiprocess=size > 1, **options) as llm:
+            found.append([o.outputs[0].token_ids for o in llm.generate(prompts, params, use_tqdm=False)])
+            weight_bytes = llm.collective_rpc("weight_bytes")
+    assert found[0] == found[1]
+    assert len(weight_bytes) == 2

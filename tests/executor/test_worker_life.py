@@ -1,0 +1,162 @@
+"""A worker that ends or hangs is the engine's end, said with rank, reason and place; nothing is ever left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from fathom import LLM, SamplingParams
+from fathom.errors import CheckpointError, EngineDeadError, ValidationError
+from tests.client.processes import Script, is_gone, within
+from tests.executor import faults
+
+pytestmark = pytest.mark.timeout(120)
+LONG = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
+PROMPTS = [[i % 300 + 5, 7] for i in range(500)]
+NOTICED_S = 2.0
+
+
+@pytest.fixture
+def fault_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    faults.write_plugin(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv(faults.FOLDER_VARIABLE, str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def llm(tiny: Callable[[str], Path], fault_folder: Path) -> Iterator[LLM]:
+    with start(tiny("llama-gqa")) as llm:
+        yield llm
+
+
+def start(folder: Path) -> LLM:
+    return LLM(str(folder), tensor_parallel_size=2, num_threads=2, max_num_seqs=64, show_progress=False)
+
+
+def workers_of(pid: int) -> dict[str, psutil.Process]:
+    """The workers among a process's descendants, by title."""
+    found = {}
+    for child in psutil.Process(pid).children(recursive=True):
+        title = child.cmdline()[:1]
+        if title and title[0].startswith("fathom::Worker"):
+            found[title[0]] = child
+    return found
+
+
+def generate_until_dead(llm: LLM) -> EngineDeadError:
+    with pytest.raises(EngineDeadError) as caught:
+        llm.generate(PROMPTS, LONG, use_tqdm=False)
+    return caught.value
+
+
+def wait_and_check(llm: LLM, workers: dict[str, psutil.Process], since: float) -> None:
+    assert time.time() - since < NOTICED_S + 1.0
+    with pytest.raises(EngineDeadError):
+        llm.get_stats()
+    assert within(3, lambda: all(is_gone(worker) for worker in workers.values()))
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("kill", ["was killed by SIGKILL"]),
+        ("stop", ["is stopped (SIGSTOP"]),
+        ("hang", ["hangs: it has done nothing for 1 s in the middle of execute_model", "in _hang"]),
+        ("crash", ["was killed by SIGSEGV", "Segmentation fault", "with_fault"]),
+        ("raise", ["has failed in execute_model, and the others wait for it: RuntimeError: out of luck", "in _raise"]),
+    ],
+)
+def test_a_worker_s_end_is_the_engine_s_and_is_told(llm: LLM, fault_folder: Path, fault: str, words: list[str]) -> None:
+    workers = workers_of(os.getpid())
+    victim = workers["fathom::Worker_TP1"]
+    started = time.time()
+    if fault in faults.FAULTS:
+        (fault_folder / "fathom::Worker_TP1").write_text(fault)
+    else:
+        victim.send_signal(signal.SIGKILL if fault == "kill" else signal.SIGSTOP)
+    message = str(generate_until_dead(llm))
+    assert f"worker rank 1 (pid {victim.pid})" in message
+    for expected in words:
+        assert expected in message
+    wait_and_check(llm, workers, started)
+
+
+def test_a_worker_s_end_is_noticed_while_nothing_is_asked_of_it(tiny: Callable[[str], Path]) -> None:
+    with start(tiny("llama-gqa")) as llm:
+        workers = workers_of(os.getpid())
+        (engine,) = psutil.Process().children()
+        workers["fathom::Worker_TP0"].kill()
+        assert within(NOTICED_S, lambda: is_gone(engine))
+        with pytest.raises(EngineDeadError, match=r"worker rank 0 \(pid \d+\) was killed by SIGKILL"):
+            llm.get_stats()
+        assert within(3, lambda: all(is_gone(worker) for worker in workers.values()))
+
+
+def test_a_step_that_fails_alike_on_every_rank_ends_its_requests_and_not_the_engine(
+    llm: LLM, fault_folder: Path
+) -> None:
+    expected = [o.outputs[0].token_ids for o in llm.generate(PROMPTS[:3], LONG, use_tqdm=False)]
+    for rank in range(2):
+        (fault_folder / f"fathom::Worker_TP{rank}").write_text("raise")
+    failed = llm.generate(PROMPTS[3:5], LONG, use_tqdm=False)
+    assert {o.outputs[0].finish_reason for o in failed} == {"error"}
+    assert "out of luck" in str(failed[0].outputs[0].error)
+    assert [o.outputs[0].token_ids for o in llm.generate(PROMPTS[:3], LONG, use_tqdm=False)] == expected
+    assert len(llm.collective_rpc("weight_bytes")) == 2
+    with pytest.raises(ValidationError, match="the worker has no method 'no_such_method'"):
+        llm.collective_rpc("no_such_method")
+    assert [o.outputs[0].token_ids for o in llm.generate(PROMPTS[:3], LONG, use_tqdm=False)] == expected
+
+
+def test_a_model_that_cannot_be_loaded_is_refused_as_by_one_worker(tiny: Callable[[str], Path], tmp_path: Path) -> None:
+    for file in tiny("llama-gqa").iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(CheckpointError, match="truncated or corrupt"):
+        start(tmp_path)
+    assert within(3, lambda: not workers_of(os.getpid()))
+
+
+GENERATE = """
+    llm = make_llm(**{options})
+    say("go")
+    try:
+        generate_for_long(llm)
+    except KeyboardInterrupt:
+        say("interrupted")
+        say(len(generate(llm)[0]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "own_process"), [(signal.SIGKILL, True), (signal.SIGINT, False)], ids=["kill -9", "Ctrl-C in-process"]
+)
+def test_workers_end_with_the_caller(tiny: Callable[[str], Path], number: int, own_process: bool) -> None:
+    options = {"tensor_parallel_size": 2, "multiprocess": own_process, "max_num_seqs": 64}
+    with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as tmp:
+        code = GENERATE.format(options=options).replace("make_llm(", "LLM(MODEL, num_threads=2, show_progress=False, ")
+        script = Script(code, tiny("llama-gqa"), Path(tmp))
+        try:
+            assert script.line() == "go"
+            time.sleep(0.5)
+            workers = workers_of(script.process.pid)
+            assert len(workers) == 2
+            script.process.send_signal(number)
+            if number == signal.SIGINT:
+                assert [script.line(), script.line()] == ["interrupted", "8"]
+                assert script.finish()[0] == 0
+            assert within(3, lambda: all(is_gone(worker) for worker in workers.values()))
+            assert within(3, lambda: not script.left())
+        finally:
+            script.kill()
+        assert not [name for name in os.listdir("/dev/shm") if "fathom" in name]
+        assert within(3, lambda: not os.listdir(tmp))
