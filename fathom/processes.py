@@ -1,4 +1,4 @@
-"""Processes of our own: how they are started, so that nothing of the caller's script runs in them, and how they ended."""
+"""Processes of our own: started so that nothing of the caller's script runs in them; and how they ended."""
 
 from __future__ import annotations
 
