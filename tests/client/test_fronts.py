@@ -22,7 +22,7 @@ from fathom.wire.messages import AddRequests, EngineCoreOutput, EngineCoreOutput
 from fathom.wire.sockets import fronts_address
 from tests.stand_in import write_stand_in
 
-Attach = Callable[[str], AttachedClient]
+Attach = Callable[[str], "Reader"]
 Test = Callable[[Path, AsyncMPClient, Attach], Awaitable[None]]
 
 LONG = SamplingParams(temperature=0, max_tokens=4000, ignore_eos=True)
@@ -42,19 +42,30 @@ def requests(params: SamplingParams, *names: str) -> AddRequests:
     return AddRequests([prompt], [params], [EngineCoreRequest(name, 0, 0, seed=1) for name in names])
 
 
-async def outputs_of(client: AttachedClient, name: str) -> list[EngineCoreOutput]:
-    """What a front gets until this request ends; all of it must be for this request."""
-    found: list[EngineCoreOutput] = []
-    while not found or found[-1].finish_reason is None:
-        found += (await client.get_outputs()).outputs
-    assert {output.request_id for output in found} == {name}
-    return found
+class Reader:
+    """Reads all that a front gets, as a server does; `got` has it by request."""
+
+    def __init__(self, client: AttachedClient) -> None:
+        self.client = client
+        self.got: dict[str, list[EngineCoreOutput]] = {}
+        self.task = asyncio.ensure_future(self._read())
+
+    async def _read(self) -> None:
+        while True:
+            for output in (await self.client.get_outputs()).outputs:
+                self.got.setdefault(output.request_id, []).append(output)
+
+    async def whole(self, name: str) -> list[EngineCoreOutput]:
+        """A request's outputs once it has ended, taken out."""
+        while name not in self.got or self.got[name][-1].finish_reason is None:
+            await asyncio.sleep(0.005)
+        return self.got.pop(name)
 
 
-async def running(client: AttachedClient, number: int) -> None:
+async def running(front: Reader, number: int) -> None:
     """Wait until so many requests run."""
     async with asyncio.timeout(10):
-        while (await client.call("get_stats"))["num_running"] != number:
+        while (await front.client.call("get_stats"))["num_running"] != number:
             await asyncio.sleep(0.01)
 
 
@@ -65,20 +76,22 @@ def with_an_engine(model: Path, test: Test) -> None:
         config = EngineConfig.from_options(model=str(model), num_threads=1)
         process = EngineProcess(config.parallel)
         owner = AsyncMPClient(process)
-        clients: list[AttachedClient] = []
+        fronts: list[Reader] = []
         try:
             await owner.start(boot.prepare(config).setup, 60, fronts=True)
             ready = await owner.wait_ready()
 
-            def attach(identity: str) -> AttachedClient:
-                clients.append(AttachedClient(AttachedEngine(process.folder, identity.encode()), ready))
-                return clients[-1]
+            def attach(identity: str) -> Reader:
+                link = AttachedEngine(process.folder, identity.encode())
+                fronts.append(Reader(AttachedClient(link, ready)))
+                return fronts[-1]
 
             async with asyncio.timeout(60):
                 await test(process.folder, owner, attach)
         finally:
-            for client in clients:
-                client.close()
+            for front in fronts:
+                front.task.cancel()
+                front.client.close()
             owner.close()
 
     asyncio.run(main())
@@ -87,26 +100,28 @@ def with_an_engine(model: Path, test: Test) -> None:
 def test_whose_request_is_whose(model: Path, tmp: Path) -> None:
     async def test(folder: Path, owner: AsyncMPClient, attach: Attach) -> None:
         one, two = attach("one"), attach("two")
-        await one.add_requests(requests(LONG, "mine"))
+        await one.client.add_requests(requests(LONG, "mine"))
         await running(two, 1)
-        await two.abort_requests(["mine"])  # not its own
-        await two.add_requests(requests(SHORT, "mine"))
-        (refused,) = await outputs_of(two, "mine")
+        await two.client.abort_requests(["mine"])  # not its own
+        await two.client.add_requests(requests(SHORT, "mine"))
+        (refused,) = await two.whole("mine")
         assert (refused.finish_reason, refused.error) == (FinishReason.ERROR, "request id 'mine' is in use")
-        await two.add_requests(requests(SHORT, "yours"))
-        assert sum(len(output.new_token_ids) for output in await outputs_of(two, "yours")) == 4
-        assert (await one.get_outputs()).outputs[0].request_id == "mine"
-        await one.abort_requests(["mine", "mine", "nobody"])
+        await two.client.add_requests(requests(SHORT, "yours"))
+        assert sum(len(output.new_token_ids) for output in await two.whole("yours")) == 4
+        assert (await two.client.call("get_stats"))["num_running"] == 1
+        await one.client.abort_requests(["mine", "mine", "nobody"])
         await running(two, 0)
-        await two.add_requests(requests(SHORT, "mine"))
-        assert len(await outputs_of(two, "mine")) == 4
-        assert await two.call("check_invariants")
+        await two.client.add_requests(requests(SHORT, "mine"))
+        assert sum(len(output.new_token_ids) for output in await two.whole("mine")) == 4
+        assert (set(one.got), set(two.got)) == ({"mine"}, set())
+        assert one.got["mine"][-1].finish_reason is None
+        assert await two.client.call("check_invariants")
         with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
             stranger.linger = 0
             stranger.connect(fronts_address(folder))
             for frames in ([b""], [b"\x00", b"\xff"], [b"cos\nmkdir\n."]):
                 stranger.send_multipart(frames)
-            assert (await one.call("get_stats"))["num_running"] == 0
+            assert (await one.client.call("get_stats"))["num_running"] == 0
 
     with_an_engine(model, test)
 
@@ -116,18 +131,19 @@ def test_a_front_that_is_gone_counts_no_more(model: Path, tmp: Path) -> None:
 
     async def test(folder: Path, owner: AsyncMPClient, attach: Attach) -> None:
         one, two = attach("one"), attach("two")
-        await one.add_requests(requests(LONG, "a", "b"))
-        await two.add_requests(requests(LONG, "c"))
+        await one.client.add_requests(requests(LONG, "a", "b"))
+        await two.client.add_requests(requests(LONG, "c"))
         await running(two, 3)
         owner.front_gone(b"one")
         await running(two, 1)
-        await one.add_requests(requests(LONG, "late"))
-        await asyncio.sleep(0.1)
-        assert (await two.call("get_stats"))["num_running"] == 1
-        assert await two.call("check_invariants")
-        two.engine_gone("it was killed")
+        await one.client.add_requests(requests(LONG, "late"))
+        await two.whole("c")
+        await running(two, 0)
+        assert set(one.got) == {"a", "b"}
+        assert await two.client.call("check_invariants")
+        two.client.engine_gone("it was killed")
         with pytest.raises(EngineDeadError, match="it was killed"):
-            await outputs_of(two, "c")
+            await two.task
 
     with_an_engine(model, test)
 
