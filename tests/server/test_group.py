@@ -239,8 +239,9 @@ def test_an_engine_that_dies_is_told_by_every_front(start: Start) -> None:
     processes = everything_of(server)
     with contextlib.ExitStack() as stack:
         http = [stack.enter_context(client_of(server, front)) for front in fronts_of(server)]
-        streams = [stack.enter_context(stream_of(client, **LONG)) for client in http]
-        server.engine().kill()
+        engine = server.engine()
+        streams = [stack.enter_context(stream_of(client, **LONG | {"max_tokens": 4000})) for client in http]
+        engine.kill()
         assert [finish_of(lines)["code"] for lines in streams] == ["engine_dead", "engine_dead"]
     assert server.wait(10) == 1
     assert nothing_is_left(server, processes)

@@ -129,8 +129,11 @@ def test_every_way_to_ask_has_its_span(
 
 def test_requests_that_end_early(traced: Server, collector: Collector) -> None:
     """The client goes away from a stream; a deadline passes, in the queue."""
+    engine = traced.engine()
     with stream(traced, **LONG, request_id="gone"), stream(traced, **LONG, request_id="gone-too"):
+        engine.suspend()  # so that none ends by itself
         traced.post("/v1/completions", prompt="A", max_tokens=2, timeout=0.1, request_id="late")
+    engine.resume()
     for name in ("gone", "gone-too"):
         span, attributes = collector.of(f"cmpl-{name}")
         assert attributes["gen_ai.response.finish_reasons"] == ["abort"]
