@@ -147,20 +147,19 @@ def test_metrics_are_sums_and_the_engine_s_are_its_own(
 def test_limits_and_load_are_those_of_all(group: Server, clients: tuple[httpx.Client, httpx.Client]) -> None:
     """Four run and two wait, three of them here and three there: no seventh comes in, whomever it asks."""
     one, engine = clients[0], group.engine()
+    body = {"prompt": "A", "max_tokens": 2}
     with contextlib.ExitStack() as stack:
-        streaming = [stack.enter_context(client_of(group, front)) for front in fronts_of(group)]
-        for client, n in zip(streaming, (3, 1), strict=True):
-            stack.enter_context(stream_of(client, **LONG | {"n": n, "temperature": 1}))
-        engine.suspend()  # so that none ends by itself
+        asking = [stack.enter_context(client_of(group, front)) for front in fronts_of(group)]
+        pool = stack.enter_context(ThreadPoolExecutor(2))
+        engine.suspend()  # so that none ends before we have looked
         stack.callback(engine.resume)
-        with ThreadPoolExecutor(1) as pool:
-            waiting = pool.submit(httpx.post, f"{group.url}/v1/completions", json={"prompt": "A", "n": 2}, timeout=30)
-            assert within(5, lambda: one.get("/load").json()["server_load"] == 3)
-            for client in clients:
-                refused = client.post("/v1/completions", json={"prompt": "B", "max_tokens": 1})
-                assert (refused.status_code, refused.json()["error"]["code"]) == (429, "queue_full")
-            stack.close()
-            assert waiting.result().status_code == 200
+        accepted = [pool.submit(client.post, "/v1/completions", json=body | {"n": 3}) for client in asking]
+        assert within(5, lambda: one.get("/load").json()["server_load"] == 2)
+        for client in clients:
+            refused = client.post("/v1/completions", json=body)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (429, "queue_full")
+        engine.resume()
+        assert [answer.result().status_code for answer in accepted] == [200, 200]
     for client in clients:
         assert client.post("/v1/completions", json={"prompt": "B", "max_tokens": 1, "n": 6}).status_code == 200
         assert client.get("/load").json()["server_load"] == 0
