@@ -120,12 +120,12 @@ class OnlineRace:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    def overhead(self, work: Work) -> None:
-        """Fathom's server and the engine behind LLM, all requests at once."""
+    def overhead(self, work: Work, url: str) -> None:
+        """Fathom's server at `url` and the engine behind LLM, all requests at once."""
         offline = Fathom().open(self._model, OUR_FORMAT, self._threads, self._logs / "fathom.log")
         try:
             turns: dict[Who, Measure] = {
-                (OURS, OUR_FORMAT): ask(self._url, str(self._model), work, None),
+                (OURS, OUR_FORMAT): ask(url, str(self._model), work, None),
                 (OFFLINE, OUR_FORMAT): lambda number: (offline.measure(work, number), []),
             }
             for (name, format_name), measure in turns.items():
@@ -244,7 +244,8 @@ def main() -> None:
                         race.servers(rival, work, concurrency)
             race.close()  # what comes now is about Fathom alone
             if OVERHEAD in options.only:
-                race.overhead(ALL_AT_ONCE)
+                with own_server(engine | {"itl_target_ms": 0}) as url_untimed:  # sizes its steps as LLM does
+                    race.overhead(ALL_AT_ONCE, url_untimed)
     except ContenderError as error:
         sys.exit(str(error))
     found = markdown(results, {work.name: work.title for work in LOADS.values()}, list(RIVALS))
