@@ -149,9 +149,6 @@ def test_closing_the_generator_aborts_the_request(llm: AsyncLLM, run: Run, n: in
         params = of_kind(RequestOutputKind.DELTA, n=n, temperature=1.0, max_tokens=200)
         generator = llm.generate(PROMPTS[0], params, "closed")
         await anext(generator)
-        running = await llm.get_stats()
-        assert running["num_running"] == n
-        assert running["kv_cache_usage"] > 0
         await generator.aclose()
         await until_idle(llm)
 
