@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from fathom.hardware import limit_openmp_spinning
 
 limit_openmp_spinning()  # before anything imports torch
+os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton, as transformers may
 
 
 @pytest.fixture(scope="session")

@@ -5,12 +5,9 @@ That they compile for a GPU is `test_triton_compiles.py`.
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
 
-os.environ["TRITON_INTERPRET"] = "1"  # before Triton is first imported
 pytest.importorskip("triton")
 
 from fathom.kernels.activation import ref as activation_ref

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
 
-os.environ["TRITON_INTERPRET"] = "1"  # before Triton is first imported
 pytest.importorskip("triton")
 
 from fathom.kernels.quant_matmul.triton import decoded_matmul

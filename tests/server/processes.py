@@ -28,7 +28,7 @@ class Server:
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "fathom", "serve", str(model), "--port=0", "--num-threads=1", *flags],
-                env={**os.environ, "TMPDIR": str(tmp), **(env or {})},
+                env={**os.environ, "TMPDIR": str(tmp), "FATHOM_LOGGING_LEVEL": "INFO", **(env or {})},
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,

@@ -166,7 +166,14 @@ def test_c64_clients_that_all_leave_at_once_leave_nothing(server: Server) -> Non
     """Streamed or not, one answer or two, running, in prefill or still in the queue."""
     before = server.metrics()['request_success_total{finished_reason="abort"}']
     bodies = [
-        LONG | {"prompt": [i % 500 + 5] * (1 + i * 37 % 3000), "n": 1 + i % 2, "stream": i % 3 > 0, "temperature": 1}
+        LONG
+        | {
+            "max_tokens": 2000,
+            "prompt": [i % 500 + 5] * (1 + i * 37 % 3000),
+            "n": 1 + i % 2,
+            "stream": i % 3 > 0,
+            "temperature": 1,
+        }
         for i in range(60)
     ]
     with contextlib.ExitStack() as stack:

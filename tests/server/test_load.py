@@ -20,7 +20,7 @@ from tests.client.processes import within
 from tests.server.processes import Server
 from tests.server.test_chat import model_of
 
-LONG: dict[str, Any] = {"prompt": "The sea", "max_tokens": 2000, "ignore_eos": True, "temperature": 0}
+LONG: dict[str, Any] = {"prompt": "The sea", "max_tokens": 4000, "ignore_eos": True, "temperature": 0}
 
 
 @contextlib.contextmanager
@@ -104,7 +104,9 @@ def test_clients_that_go_away_free_their_places(server: Server) -> None:
     with contextlib.ExitStack() as streams:
         for n in (1, 2):
             streams.enter_context(stream(server, **(LONG | {"temperature": 1, "n": n})))
-        sockets = [send_request(server, {**LONG, "prompt": prompt}) for prompt in ("The sea", [7] * 2000)]
+        sockets = [
+            send_request(server, {**LONG, "prompt": prompt, "max_tokens": 2000}) for prompt in ("The sea", [7] * 2000)
+        ]
         assert within(5, lambda: server.metrics()["num_requests_running"] >= 4)
     for connection in sockets:
         connection.close()
