@@ -1,4 +1,4 @@
-"""HeapTrimmer: gives the holes in the C heap back to the system now and then.
+"""The C heap: what is freed is kept from one step to the next, and given back to the system now and then.
 
 Bodies, answers and batches of all sizes are allocated and freed beside what stays, so that the heap is full of holes
 after a while. glibc keeps every page of them: a process is then as large as all that it ever held at once, and creeps
@@ -8,13 +8,31 @@ would have the tensors of every step mapped anew, which takes as long as the mod
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import sys
 import time
 
+LARGEST_KEPT_BYTES = 2**30
+"""Of freed memory."""
+
+
+def keep_freed_memory() -> None:
+    """Have glibc's malloc keep what is freed for who asks next, instead of giving it back to the system.
+
+    A prefill's intermediate tensors take megabytes each. Fresh from the system every time, they are mapped and zeroed
+    page by page, which costs more than the norms and activations that are computed in them.
+    """
+    trim_threshold, mmap_threshold, arena_max = -1, -3, -8  # mallopt's numbers for its parameters
+    with contextlib.suppress(AttributeError):  # another libc
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(arena_max, 1)  # arenas of other threads are given back whatever the threshold
+        mallopt(mmap_threshold, LARGEST_KEPT_BYTES)
+        mallopt(trim_threshold, LARGEST_KEPT_BYTES)
+
 
 class HeapTrimmer:
-    """Without effect where the C library is another."""
+    """Gives the holes in the heap back now and then. Without effect where the C library is another."""
 
     def __init__(self, interval_s: float = 10.0) -> None:
         self._interval_s = interval_s

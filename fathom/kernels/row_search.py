@@ -52,6 +52,11 @@ class Rows(NamedTuple):
     numbers: torch.Tensor
     temperatures: torch.Tensor
 
+    @classmethod
+    def of(cls, logits: torch.Tensor, numbers: torch.Tensor, temperatures: torch.Tensor) -> Rows:
+        """Of logits that may lie apart: those are copied."""
+        return cls(logits if logits.stride(1) == 1 else logits.contiguous(), numbers, temperatures)
+
     @property
     def vocab_size(self) -> int:
         return self.logits.shape[1]
@@ -183,6 +188,20 @@ def load_tiles(tiles_of_rows, index, tiles, other, TILES: tl.constexpr):
     """[TILES]: one row's numbers, and `other` where there is no tile."""
     tile = tl.arange(0, TILES)
     return tl.load(tiles_of_rows + index * tiles + tile, mask=tile < tiles, other=other)
+
+
+@triton.jit
+def best_of_row(best_tiles, index, tiles, TILES: tl.constexpr):
+    """What `best_of_tiles` found in all of one row: the key is its upper half, the token is `token_of` it."""
+    lowest = tl.full([], LOWEST, tl.int64) << 32
+    return tl.max(load_tiles(best_tiles, index, tiles, lowest, TILES), 0)
+
+
+@triton.jit
+def is_kept(keys, cut, wanted):
+    """Which tokens of a tile are above the cut, or among the first `wanted` at it."""
+    is_tied = (keys == cut).to(tl.int32)
+    return (keys > cut) | ((is_tied > 0) & (tl.cumsum(is_tied, 0) <= wanted))
 
 
 @triton.jit

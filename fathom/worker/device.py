@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import logging
 import mmap
 import os
@@ -13,6 +12,7 @@ from collections.abc import Callable
 
 import torch
 
+from fathom.allocator import keep_freed_memory
 from fathom.config import EngineConfig
 from fathom.dist.place import ONLY, Place
 from fathom.errors import ConfigError
@@ -26,23 +26,6 @@ CPU_KV_MEMORY_SHARE = 0.4
 
 
 HUGE_PAGE_BYTES = 2 * 2**20
-
-LARGEST_KEPT_BYTES = 2**30
-"""Of freed memory."""
-
-
-def _keep_freed_memory() -> None:
-    """Have glibc's malloc keep what is freed for who asks next, instead of giving it back to the system.
-
-    A prefill's intermediate tensors take megabytes each. Fresh from the system every time, they are mapped and zeroed
-    page by page, which costs more than the norms and activations that are computed in them.
-    """
-    trim_threshold, mmap_threshold, arena_max = -1, -3, -8  # mallopt's numbers for its parameters
-    with contextlib.suppress(AttributeError):  # another libc
-        mallopt = ctypes.CDLL(None).mallopt
-        mallopt(arena_max, 1)  # arenas of other threads are given back whatever the threshold
-        mallopt(mmap_threshold, LARGEST_KEPT_BYTES)
-        mallopt(trim_threshold, LARGEST_KEPT_BYTES)
 
 
 class Device(ABC):
@@ -80,7 +63,7 @@ class CPUDevice(Device):
         self.torch_device = torch.device("cpu")
         self._num_workers = place.num_workers
         self.replays_steps = native.cpu is not None
-        _keep_freed_memory()
+        keep_freed_memory()
         num_threads = config.runtime.num_threads
         if num_threads is None:
             return

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -78,3 +79,22 @@ class Server:
         finally:
             self.process.kill()
             self.process.wait()
+
+
+Start = Callable[..., Server]
+"""start(*flags): a server of a test's own."""
+
+
+def starting(model: Path, tmp: Path, *always: str) -> Iterator[Start]:
+    """Gives a Start, whose servers have the flags `always` too, and ends them after the test."""
+    servers: list[Server] = []
+
+    def start(*flags: str) -> Server:
+        servers.append(Server(model, tmp, *always, *flags))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.process.kill()
+        server.process.wait()
+        server.http.close()

@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,9 @@ import pytest
 
 from tests.client.processes import is_gone, socket_folders, within
 from tests.server.fronts import client_of, fronts_of, stream_of
-from tests.server.processes import Server
+from tests.server.processes import Server, Start, starting
 from tests.server.test_load import LONG
 
-Start = Callable[..., Server]
 GREEDY: dict[str, Any] = {"prompt": "The sea", "max_tokens": 12, "temperature": 0, "ignore_eos": True}
 
 
@@ -48,17 +47,7 @@ def clients(group: Server) -> Iterator[tuple[httpx.Client, httpx.Client]]:
 @pytest.fixture
 def start(tiny_chat_model: Path, tmp_path: Path) -> Iterator[Start]:
     """start(*flags): a group of this test's own, of two."""
-    servers: list[Server] = []
-
-    def started(*flags: str) -> Server:
-        servers.append(Server(tiny_chat_model, tmp_path, "--api-server-count=2", *flags))
-        return servers[-1]
-
-    yield started
-    for server in servers:
-        server.process.kill()
-        server.process.wait()
-        server.http.close()
+    yield from starting(tiny_chat_model, tmp_path, "--api-server-count=2")
 
 
 def everything_of(server: Server) -> list[psutil.Process]:

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,26 +18,14 @@ import httpx
 import pytest
 
 from tests.client.processes import is_gone, socket_folders, within
-from tests.server.processes import Server
+from tests.server.processes import Server, Start, starting
 from tests.server.test_load import LONG, stream
-
-Start = Callable[..., Server]
 
 
 @pytest.fixture
 def start(tiny_chat_model: Path, tmp_path: Path) -> Iterator[Start]:
     """start(*flags): a server of this test's own."""
-    servers: list[Server] = []
-
-    def started(*flags: str) -> Server:
-        servers.append(Server(tiny_chat_model, tmp_path, *flags))
-        return servers[-1]
-
-    yield started
-    for server in servers:
-        server.process.kill()
-        server.process.wait()
-        server.http.close()
+    yield from starting(tiny_chat_model, tmp_path)
 
 
 def nothing_is_left(server: Server, engine: Any) -> bool:

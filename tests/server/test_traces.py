@@ -21,7 +21,6 @@ from tests.server.test_load import LONG, stream
 FAST = {
     "OTEL_BSP_SCHEDULE_DELAY": "100",
     "OTEL_RESOURCE_ATTRIBUTES": "deployment.environment.name=test",
-    "FATHOM_LOGGING_LEVEL": "INFO",
 }
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 

@@ -22,13 +22,14 @@ import triton.language as tl
 from fathom.kernels import row_search
 from fathom.kernels.gpu import power_of_two, to_device
 from fathom.kernels.row_search import (
-    LOWEST,
     Masses,
     Rows,
+    best_of_row,
     best_of_tiles,
     find_cuts,
     float_of,
     is_finite_row,
+    is_kept,
     key_of,
     load_tiles,
     load_values,
@@ -132,7 +133,7 @@ def _to_device(
     device = to_device(host, logits.device)
     temperatures, log_min_p = device[4].view(torch.float32).view(2, -1)
     top_p, uniforms_there = device[2:4].view(torch.float64)
-    return Rows(logits if logits.stride(1) == 1 else logits.contiguous(), device[0], temperatures), _Limits(
+    return Rows.of(logits, device[0], temperatures), _Limits(
         log_min_p, device[1] if has_top_k.any() else None, top_p if (settings.top_p < 1).any() else None, uniforms_there
     )
 
@@ -161,8 +162,7 @@ def _find_kept(rows: Rows, limits: _Limits) -> _Kept:
 @triton.jit
 def _best_tokens(best_tiles, tiles, tokens, TILES: tl.constexpr):
     index = tl.program_id(0).to(tl.int64)
-    lowest = tl.full([], LOWEST, tl.int64) << 32
-    best = tl.max(load_tiles(best_tiles, index, tiles, lowest, TILES), 0)
+    best = best_of_row(best_tiles, index, tiles, TILES)
     tl.store(tokens + index, tl.where(is_finite_row(best >> 32), token_of(best), NONE))
 
 
@@ -170,8 +170,7 @@ def _best_tokens(best_tiles, tiles, tokens, TILES: tl.constexpr):
 def _set_floors(best_tiles, kth, log_min_p, tiles, bests, floors, cuts, TILES: tl.constexpr, K: tl.constexpr):
     """The least key that min_p and top_k leave; the cut is just below it."""
     index = tl.program_id(0).to(tl.int64)
-    lowest = tl.full([], LOWEST, tl.int64) << 32
-    best = (tl.max(load_tiles(best_tiles, index, tiles, lowest, TILES), 0) >> 32).to(tl.int32)
+    best = (best_of_row(best_tiles, index, tiles, TILES) >> 32).to(tl.int32)
     floor = key_of(float_of(best) + tl.load(log_min_p + index))
     if K:
         floor = tl.maximum(floor, tl.load(kth + index))
@@ -231,13 +230,6 @@ def _load_ties(best, cut, goal, above, tied, index, tiles, unit, TILES: tl.const
 
 
 @triton.jit
-def _is_kept(keys, cut, wanted):
-    """Which tokens of a tile are above the cut, or among the first `wanted` at it."""
-    is_tied = (keys == cut).to(tl.int32)
-    return (keys > cut) | ((is_tied > 0) & (tl.cumsum(is_tied, 0) <= wanted))
-
-
-@triton.jit
 def _draw_tokens(
     logits,
     stride,
@@ -271,7 +263,7 @@ def _draw_tokens(
     wanted_here = tl.sum(tl.where(tl.arange(0, TILES) == tile, wanted, 0), 0)
     places = tile * TILE + tl.arange(0, TILE)
     values, keys = load_values(logits, stride, numbers, temperatures, vocab_size, index, places)
-    cumulative = tl.cumsum(tl.where(_is_kept(keys, cut, wanted_here), mass_of(values, best, unit), 0), 0)
+    cumulative = tl.cumsum(tl.where(is_kept(keys, cut, wanted_here), mass_of(values, best, unit), 0), 0)
     tl.store(tokens + index, tile * TILE + tl.sum((cumulative <= target).to(tl.int64), 0))
 
 
@@ -298,6 +290,6 @@ def _truncate(
     wanted_here = tl.sum(tl.where(tl.arange(0, TILES) == tile, wanted, 0), 0)
     places = tile * TILE + tl.arange(0, TILE)
     values, keys = load_values(logits, stride, numbers, temperatures, vocab_size, index, places)
-    kept = _is_kept(keys, cut, wanted_here) | (not is_finite_row(best))  # a row that is not finite stays so
+    kept = is_kept(keys, cut, wanted_here) | (not is_finite_row(best))  # a row that is not finite stays so
     row = logits + tl.load(numbers + index) * stride
     tl.store(row + places, tl.where(kept, values, float("-inf")), mask=places < vocab_size)

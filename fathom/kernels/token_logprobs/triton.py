@@ -14,12 +14,13 @@ import triton.language as tl
 from fathom.kernels import row_search
 from fathom.kernels.gpu import to_device
 from fathom.kernels.row_search import (
-    LOWEST,
     Rows,
+    best_of_row,
     best_of_tiles,
     find_cuts,
     float_of,
     is_finite_row,
+    is_kept,
     key_of,
     load_tiles,
     load_values,
@@ -37,8 +38,7 @@ def token_logprobs(
     host[0], host[1], host[2] = rows, targets, k
     host[3].view(np.float32)[:num_rows] = 1.0
     numbers, chosen, counts, ones = to_device(host, logits.device)
-    logits = logits if logits.stride(1) == 1 else logits.contiguous()
-    there = Rows(logits, numbers, ones.view(torch.float32)[:num_rows])
+    there = Rows.of(logits, numbers, ones.view(torch.float32)[:num_rows])
     # All that goes back, in one copy: the rows' token ids, the bits of their scores, and their ranks.
     answers = torch.empty(num_rows * (2 * width + 1), dtype=torch.int32, device=logits.device)
     cells = num_rows * width
@@ -123,18 +123,10 @@ def _compact(
     before = tl.sum(tl.where(is_before, larger, 0), 0) + tl.minimum(ties_before, wanted)
     tokens = tile * TILE + tl.arange(0, TILE)
     values, keys = load_values(logits, stride, numbers, temperatures, vocab_size, index, tokens)
-    cut = tl.load(kth + index)
-    is_tied = (keys == cut).to(tl.int32)
-    kept = (keys > cut) | ((is_tied > 0) & (tl.cumsum(is_tied, 0) <= wanted - ties_before))
+    kept = is_kept(keys, tl.load(kth + index), wanted - ties_before)
     place = index * k + before + tl.cumsum(kept.to(tl.int32), 0) - 1
     tl.store(token_ids + place, tokens, mask=kept)
     tl.store(values_kept + place, values, mask=kept)
-
-
-@triton.jit
-def _row_best(best_tiles, index, tiles, TILES: tl.constexpr):
-    lowest = tl.full([], LOWEST, tl.int64) << 32
-    return (tl.max(load_tiles(best_tiles, index, tiles, lowest, TILES), 0) >> 32).to(tl.int32)
 
 
 @triton.jit
@@ -156,7 +148,7 @@ def _measure(
 ):
     """A tile's mass, and how many of its tokens are above the target."""
     index, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    best = _row_best(bests, index, tiles, TILES)
+    best = (best_of_row(bests, index, tiles, TILES) >> 32).to(tl.int32)
     target = tl.load(logits + tl.load(numbers + index) * stride + tl.load(token_ids + index * width))
     tokens = tile * TILE + tl.arange(0, TILE)
     values, keys = load_values(logits, stride, numbers, temperatures, vocab_size, index, tokens)
@@ -192,7 +184,7 @@ def _score(
     inside = place < width
     tokens = tl.load(token_ids + index * width + place, mask=inside, other=0)
     values = tl.load(logits + tl.load(numbers + index) * stride + tokens)
-    best = _row_best(bests, index, tiles, TILES)
+    best = (best_of_row(bests, index, tiles, TILES) >> 32).to(tl.int32)
     if NORMALISED:
         total = tl.sum(load_tiles(masses, index, tiles, 0, TILES), 0).to(tl.float64)
         values = values - float_of(best) - tl.log(total / unit).to(tl.float32)
