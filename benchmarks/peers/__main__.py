@@ -21,8 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.peers.contender import Contender
-from benchmarks.peers.environments import ContenderError, cache_dir
-from benchmarks.peers.estimate import estimate, known_costs
+from benchmarks.peers.environments import ContenderError
 from benchmarks.peers.fathom import Fathom
 from benchmarks.peers.levels import LEVELS, NATIVE
 from benchmarks.peers.llama_cpp import LlamaCpp
@@ -81,8 +80,6 @@ def main() -> None:
         results.write_machine(machine_facts(options.level, options.threads, versions))
     except ContenderError as error:
         sys.exit(str(error))
-    costs = known_costs(cache_dir() / "runs")
-    print(estimate(works, contenders[0], contenders[1:], results, options.pairs, costs), flush=True)
     deadline = time.monotonic() + 60 * options.minutes
     with Race(
         contenders, results, options.threads, lambda name: pull(CATALOGUE[name]), options.formats, deadline

@@ -28,8 +28,7 @@ from pathlib import Path
 import uvloop
 
 from benchmarks.peers.contender import Served, formats_to_try
-from benchmarks.peers.environments import ContenderError, cache_dir
-from benchmarks.peers.estimate import Estimate, estimate, known_costs
+from benchmarks.peers.environments import ContenderError
 from benchmarks.peers.fathom import Fathom
 from benchmarks.peers.llama_cpp import LlamaCpp
 from benchmarks.peers.online_results import OFFLINE, OVERHEAD, OnlineRecord, OnlineResults, markdown
@@ -225,10 +224,6 @@ def main() -> None:
     engine = {"model": str(model), "num_threads": options.threads, "show_progress": False}
     rivals = [RIVALS[name]() for name in options.rivals]
     deadline = time.monotonic() + 60 * options.minutes
-    loads = [work for work in LOADS.values() if work.name in options.only]
-    costs = known_costs(cache_dir() / "runs")
-    left = (estimate(loads, Fathom(), [rival], results, options.pairs, costs) for rival in rivals)
-    print(sum(left, Estimate(0)), flush=True)
     try:
         for rival in rivals:
             rival.install()

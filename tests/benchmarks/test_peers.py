@@ -12,7 +12,6 @@ import pytest
 
 from benchmarks.peers.contender import Contender, ScriptSession, formats_to_try, rate
 from benchmarks.peers.environments import INSIDE, ContenderError
-from benchmarks.peers.estimate import Estimate, estimate, known_costs
 from benchmarks.peers.fathom import Fathom
 from benchmarks.peers.levels import AVX2, LEVELS, NATIVE, environment
 from benchmarks.peers.llama_cpp import LEVEL_FLAGS
@@ -34,8 +33,8 @@ MACHINE = {
 }
 
 
-def record(contender: str, format_name: str, number: int, tokens_a_second: float, at: str = "") -> Record:
-    return Record("decode-1", contender, format_name, number, tokens_a_second, 1.0, 0.0, at)
+def record(contender: str, format_name: str, number: int, tokens_a_second: float) -> Record:
+    return Record("decode-1", contender, format_name, number, tokens_a_second, 1.0, 0.0, "")
 
 
 # ---------------------------------------------------------------- works
@@ -285,22 +284,6 @@ def test_no_round_begins_late(tmp_path: Path) -> None:
     with Race([Scripted("Fathom", {"x": 1.0}, log)], Results(tmp_path), 1, lambda name: tmp_path, deadline=0.0) as race:
         race.run(DECODE, 5)
     assert log == []
-
-
-def test_the_time_that_is_left(tmp_path: Path) -> None:
-    results = Results(tmp_path / "before")
-    for second, name, number in ((0, "Fathom", 0), (30, "Rival", 0), (40, "Fathom", 1), (900, "Rival", 1)):
-        at = f"2026-01-02T03:{second // 60:02}:{second % 60:02}"
-        results.add(record(name, "x", number, 1.0, at))
-    costs = known_costs(tmp_path)
-    assert costs == {("decode-1", "Rival"): 30.0, ("decode-1", "Fathom"): 10.0}
-    ours, rival, new = (Scripted(name, {"x": 1.0, "y": 1.0}, []) for name in ("Fathom", "Rival", "New"))
-    fresh = Results(tmp_path / "now")
-    assert estimate([DECODE], ours, [rival], fresh, 4, costs) == Estimate(6 * 10.0 + 6 * 30.0)
-    assert estimate([DECODE], ours, [rival], results, 2, costs) == Estimate(2 * 10.0 + 2 * 30.0)  # to qualify
-    left = estimate([DECODE], ours, [rival, new], results, 3, costs)
-    assert left == Estimate(5 * 10.0 + 3 * 30.0, frozenset({"New"}))
-    assert str(left) == "about 2.3 minutes are left, going by earlier runs, without New, not measured before"
 
 
 # ---------------------------------------------------------------- everyone limited to the same instructions
