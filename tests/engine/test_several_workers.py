@@ -71,6 +71,17 @@ def test_answers_are_those_of_one_worker(tiny: Callable[[str], Path], name: str,
         assert len(llm.collective_rpc("weight_bytes")) == 2
 
 
+@pytest.mark.parametrize(
+    "name", ["llama-mqa-tied", "llama-biases", "llama-head-dim", "mistral-window", "qwen3-tied", "gemma3-softcaps"]
+)
+def test_every_architecture(tiny: Callable[[str], Path], name: str) -> None:
+    with start(tiny(name), multiprocess=False) as llm:
+        expected = answers(llm, GREEDY)
+    for split in ("tensor_parallel_size", "pipeline_parallel_size"):
+        with start(tiny(name), max_num_batched_tokens=32, async_scheduling=True, **{split: 2}) as llm:
+            check_same(answers(llm, GREEDY), expected)
+
+
 def test_a_server_of_two_workers(tiny: Callable[[str], Path], tmp_path: Path) -> None:
     with start(tiny("qwen2"), multiprocess=False) as llm:
         expected = [o.outputs[0].token_ids for o in llm.generate(PROMPTS, GREEDY, use_tqdm=False)]
