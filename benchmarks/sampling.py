@@ -56,7 +56,7 @@ def draw_calls(logits: torch.Tensor) -> Iterator[tuple[str, Call, Call]]:
 
 
 def logprobs_calls(logits: torch.Tensor) -> Iterator[tuple[str, Call, Call]]:
-    rows, targets = np.arange(len(logits)), logits.argmax(dim=-1).numpy()
+    rows, targets = np.arange(len(logits)), logits.argmax(dim=-1)
     for k in (0, 20, 200, 1000):
         arguments = (logits, rows, targets, k, True)
         yield f"logprobs {k}", *(partial(kernel.token_logprobs, *arguments) for kernel in (logprobs_cpu, logprobs_ref))

@@ -7,6 +7,8 @@ only its new blocks do, since the worker appends the tokens that it samples itse
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 import msgspec
 import numpy as np
 
@@ -100,6 +102,14 @@ class ModelRunnerOutput(msgspec.Struct):
     logprobs_rows: dict[str, int] = {}
     prompt_logprobs: dict[str, LogprobsArrays] = {}
     errors: dict[str, str] = {}
+
+
+class PendingOutput(ABC):
+    """A step's output that a device has not delivered yet; the step has been launched, and the next one may be."""
+
+    @abstractmethod
+    def result(self) -> ModelRunnerOutput:
+        """Wait for it. Not of the thread that launches steps, or it launches none meanwhile."""
 
 
 class PrefillTimes(msgspec.Struct):

@@ -28,7 +28,7 @@ from fathom.executor.choice import prepare_executor
 from fathom.kv_cache_spec import KVCacheConfig
 from fathom.phases import Phases
 from fathom.plugins import load_general_plugins
-from fathom.step import ModelRunnerOutput, SchedulerOutput
+from fathom.step import ModelRunnerOutput, PendingOutput, SchedulerOutput
 from fathom.wire.messages import (
     AbortRequests,
     AddRequests,
@@ -59,7 +59,8 @@ class LaunchedStep:
     def result(self) -> ModelRunnerOutput:
         """Wait for the step; raises what it raised."""
         self.forward.result()  # if both failed, this is why
-        return self.tokens.result()[0]  # type: ignore[no-any-return]
+        output: ModelRunnerOutput | PendingOutput = self.tokens.result()[0]
+        return output if isinstance(output, ModelRunnerOutput) else output.result()
 
 
 class EngineCore:

@@ -72,6 +72,7 @@ class Executor(ABC):
     def sample_tokens(self) -> Reply:
         """Sample from the logits of the last execute_model; rank 0's result is a ModelRunnerOutput.
 
+        From a worker in this process it may be a PendingOutput: the step is launched, and is to be waited for.
         A call of its own, since what restricts the choice of tokens may be known later than what the forward needs.
         """
         return self.submit("sample_tokens")

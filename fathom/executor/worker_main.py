@@ -2,6 +2,9 @@
 
 A call that raises is reported, and the worker waits for a word of the executor's before it takes the next: the other
 ranks may be in the middle of the same call, and what they send each other must not meet with what belongs to another.
+
+A step that has only been launched on a device is answered by a thread that waits for it, while this one launches the
+next. From the first such step on all answers go through that thread, so that they stay in order.
 """
 
 from __future__ import annotations
@@ -10,9 +13,11 @@ import faulthandler
 import gc
 import logging
 import os
+import queue
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -41,6 +46,7 @@ from fathom.executor.worker_process import Inherited, shared_rings
 from fathom.hardware import limit_openmp_spinning, parse_cores
 from fathom.log import setup_logging
 from fathom.plugins import load_general_plugins
+from fathom.step import PendingOutput
 from fathom.wire.codec import Decoder, Encoder, Frame
 from fathom.wire.messages import EngineSetup
 from fathom.wire.remote_errors import to_remote_error
@@ -52,6 +58,8 @@ _SPINS = 50
 _SLEEP_S = 0.5
 """A bound on a sleep through which the bell was not heard."""
 _PARENT_CHECK_S = 0.5
+_ROOM_CHECK_S = 0.001
+"""Between the answering thread's looks for room in the ring: it must not hear the bell in the other one's place."""
 
 
 class WorkerLoop:
@@ -67,23 +75,52 @@ class WorkerLoop:
         self._encoder = Encoder()
         self._decoder: Decoder[WorkerCall] = Decoder(WorkerCall)
         self._worker: Any = None
+        self._answers: queue.SimpleQueue[tuple[WorkerCall, Any]] | None = None
 
     def run(self) -> None:
         """Until the executor lets go, which raises PeerGoneError."""
         while True:
             call = self._next_call()
+            result: Any
             try:
-                outcome = as_outcome(self._run(call.call))
-                frames = self._encoder.encode(WorkerReply(call.number, outcome))
+                result = self._run(call.call)
             except Exception as error:
-                frames = self._encoder.encode(WorkerReply(call.number, Failed(to_remote_error(error))))
-                self._reply(frames, call.number)
-                self._wait_until(partial(self._may_go_on_after, call.number))
-                continue
-            if call.reply_from in (EVERYBODY, self._place.rank):
-                self._reply(frames, call.number)
+                result = error
+            if isinstance(result, PendingOutput) and self._answers is None:
+                self._answers = queue.SimpleQueue()
+                threading.Thread(target=self._answer_later, args=(self._answers,), name="answers", daemon=True).start()
+            if self._answers is not None:
+                self._answers.put((call, result))
             else:
-                self._replies.progress = call.number
+                self._answer(call, result, partial(self._wait_until, self._replies.has_room))
+            if isinstance(result, Exception):
+                self._wait_until(partial(self._may_go_on_after, call.number))
+
+    def _answer_later(self, answers: queue.SimpleQueue[tuple[WorkerCall, Any]]) -> None:
+        """The answering thread's life."""
+        while True:
+            self._answer(*answers.get(), self._look_for_room)
+
+    def _look_for_room(self) -> None:
+        while not self._replies.has_room():
+            time.sleep(_ROOM_CHECK_S)
+
+    def _answer(self, call: WorkerCall, result: Any, wait_for_room: Callable[[], None]) -> None:
+        """Tell what a call has returned or raised, when that is known, if it is to be told."""
+        try:
+            if isinstance(result, PendingOutput):
+                result = result.result()
+            if isinstance(result, Exception):
+                raise result
+            frames = self._encoder.encode(WorkerReply(call.number, as_outcome(result)))
+        except Exception as error:
+            frames = self._encoder.encode(WorkerReply(call.number, Failed(to_remote_error(error))))
+            self._reply(frames, call.number, wait_for_room)
+            return
+        if call.reply_from in (EVERYBODY, self._place.rank):
+            self._reply(frames, call.number, wait_for_room)
+        else:
+            self._replies.progress = call.number
 
     def _run(self, call: StartWorker | InitializeFromConfig | ExecuteModel | CallMethod) -> Any:
         if isinstance(call, StartWorker):
@@ -121,9 +158,9 @@ class WorkerLoop:
         assert frames is not None
         return self._decoder.decode(frames)
 
-    def _reply(self, frames: list[Frame], number: int) -> None:
+    def _reply(self, frames: list[Frame], number: int, wait_for_room: Callable[[], None]) -> None:
         for chunk, more in chunks(frames):
-            self._wait_until(self._replies.has_room)
+            wait_for_room()
             self._replies.put(chunk, more)
             if not more:
                 self._replies.progress = number

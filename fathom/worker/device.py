@@ -9,6 +9,7 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 
@@ -28,10 +29,27 @@ CPU_KV_MEMORY_SHARE = 0.4
 HUGE_PAGE_BYTES = 2 * 2**20
 
 
+class Mark(Protocol):
+    """A place in what a device has been given to do."""
+
+    def synchronize(self) -> None:
+        """Wait until the device has passed it."""
+
+
+class Passed:
+    """The mark of a device that has done everything."""
+
+    def synchronize(self) -> None:
+        """Nothing to wait for."""
+
+
 class Device(ABC):
     """A torch device and what differs between kinds of them."""
 
     torch_device: torch.device
+    runs_behind: bool
+    """Whether it does what it is given later, in order, while the host goes on: then nothing is read back before its
+    mark is passed, and a step's tokens stay where they are."""
     replays_steps: bool
     """Whether decode steps can be recorded and replayed (worker/graphs.py)."""
 
@@ -42,6 +60,18 @@ class Device(ABC):
     @abstractmethod
     def synchronize(self) -> None:
         """Wait until everything that was launched is done."""
+
+    def copy_to_device(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Copy from pinned memory, which is not to be written again before a later mark is passed."""
+        target.copy_(source, non_blocking=True)
+
+    def copy_to_host(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy on the host; its values are there when a later mark is passed."""
+        return tensor
+
+    def mark(self) -> Mark:
+        """The place up to which it has been given work."""
+        return Passed()
 
     @abstractmethod
     def busy_s(self) -> float:
@@ -61,6 +91,7 @@ class CPUDevice(Device):
 
     def __init__(self, config: EngineConfig, place: Place = ONLY) -> None:
         self.torch_device = torch.device("cpu")
+        self.runs_behind = False
         self._num_workers = place.num_workers
         self.replays_steps = native.cpu is not None
         keep_freed_memory()
@@ -131,6 +162,7 @@ class CUDADevice(Device):
         if place.num_workers > 1:
             torch.cuda.set_device(place.rank)
         self.torch_device = torch.device("cuda", torch.cuda.current_device())
+        self.runs_behind = True
         self.replays_steps = False
         self._share = config.cache.gpu_memory_utilization
 
@@ -147,6 +179,15 @@ class CUDADevice(Device):
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.torch_device)
+
+    def copy_to_host(self, tensor: torch.Tensor) -> torch.Tensor:
+        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)  # from a cache, once there is one free
+        return host.copy_(tensor, non_blocking=True)
+
+    def mark(self) -> Mark:
+        event = torch.cuda.Event()
+        event.record()
+        return event
 
     def busy_s(self) -> float:
         self.synchronize()

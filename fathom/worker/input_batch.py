@@ -15,6 +15,14 @@ from fathom.params import SamplingParams
 from fathom.step import NewRequestData, SchedulerOutput
 from fathom.worker.sample.batch_update import AddedRequest, BatchUpdate, MoveDirectionality, MovedRequest
 
+UNKNOWN_TOKEN = -1
+"""In a live list of output tokens, one that is still on its way from the device."""
+
+
+def slot_marker(slots: np.ndarray) -> np.ndarray:
+    """What stands among a row's tokens in place of one that only the device knows: below every token id."""
+    return -1 - slots
+
 
 class InputBatch:
     """Rows of requests as arrays, so that a step's inputs are made by indexing, not by loops.
@@ -22,6 +30,8 @@ class InputBatch:
     token_ids: [rows, max_model_len + 1] int32, prompt and generated tokens; the last may be one token too many to be
     computed. num_tokens, num_prompt_tokens, num_computed_tokens: [rows] int64. seeds, choices: [rows] uint64.
     block_tables: per KV group [rows, max_blocks] int32.
+    slots: [rows] int64, all different, which of the device's places has the row's last token where the host does not
+    know it (worker/last_tokens.py); it moves with the row.
     """
 
     def __init__(self, max_num_seqs: int, max_model_len: int, kv_cache: KVCacheConfig) -> None:
@@ -34,6 +44,7 @@ class InputBatch:
         self.choices = np.zeros(max_num_seqs, np.uint64)
         self.block_tables = [np.zeros((max_num_seqs, max_blocks), np.int32) for _ in kv_cache.groups]
         self.num_blocks = [np.zeros(max_num_seqs, np.int64) for _ in kv_cache.groups]
+        self.slots = np.arange(max_num_seqs)
         self.request_ids: list[str] = []
         self.params: list[SamplingParams] = []
         self.output_ids: list[list[int]] = []
@@ -97,6 +108,16 @@ class InputBatch:
                 sampled[self.request_ids[row]] = token_id
         return sampled
 
+    def expect_tokens(self, rows: list[int]) -> None:
+        """Append a token that the host does not know yet to each row: a number that leads the device to it.
+
+        To the processors' live lists it is UNKNOWN_TOKEN, until they are told.
+        """
+        self.token_ids[rows, self.num_tokens[rows]] = slot_marker(self.slots[rows])
+        self.num_tokens[rows] += 1
+        for row in rows:
+            self.output_ids[row].append(UNKNOWN_TOKEN)
+
     def set_tokens(self, tokens: dict[str, tuple[int, int]]) -> None:
         """Take tokens that another rank has sampled: request id -> (place in the sequence, token).
 
@@ -157,6 +178,7 @@ class InputBatch:
     def _move_row(self, source: int, target: int) -> None:
         for array in self._arrays:
             array[target] = array[source]
+        self.slots[[source, target]] = self.slots[[target, source]]
         self.request_ids[target] = self.request_ids[source]
         self.params[target] = self.params[source]
         self.output_ids[target] = self.output_ids[source]

@@ -1,8 +1,9 @@
 """InputBuffers: the arrays that a step's inputs are written to, at the same addresses in every step.
 
 Nothing is allocated for a step, and a recorded step finds its inputs where it read them when it was recorded. On a GPU
-each array is a pinned one of the host's and one of the device's, and a step's part of it is copied without waiting:
-the host has the step's tokens, and so the copies are done, before it writes the next step's inputs.
+there are pinned arrays on the host and others on the device, and a step's part of them is copied without waiting. A
+copy may then be made long after it was asked for, behind the steps before; so the host has two sets of arrays, takes
+turns, and writes to one again only when the step whose inputs it held has begun.
 """
 
 from __future__ import annotations
@@ -11,22 +12,27 @@ import numpy as np
 import torch
 
 from fathom.kernels.step_rows import StepArrays
+from fathom.worker.device import Device, Mark, Passed
 from fathom.worker.forward_batch import BlockTables
 
 
 class InputArray:
-    """host: what to write to. `on_device` gives the device's view of a part of it."""
+    """hosts: what to write to, one for each set. `on_device` gives the device's view of a part of one."""
 
-    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
-        self._source = torch.zeros(shape, dtype=dtype, pin_memory=device.type == "cuda")
-        self._target = self._source if device.type == "cpu" else torch.zeros(shape, dtype=dtype, device=device)
-        self.host: np.ndarray = self._source.numpy()
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: Device, num_sets: int) -> None:
+        self._device = device
+        pinned = device.torch_device.type == "cuda"
+        self._sources = [torch.zeros(shape, dtype=dtype, pin_memory=pinned) for _ in range(num_sets)]
+        self._target = self._sources[0]
+        if num_sets > 1:
+            self._target = torch.zeros(shape, dtype=dtype, device=device.torch_device)
+        self.hosts: list[np.ndarray] = [source.numpy() for source in self._sources]
 
-    def on_device(self, rows: int) -> torch.Tensor:
-        """The first `rows` rows, as they are written now."""
+    def on_device(self, turn: int, rows: int) -> torch.Tensor:
+        """The first `rows` rows, as they are written now in a set."""
         view = self._target[:rows]
-        if self._target is not self._source:
-            view.copy_(self._source[:rows], non_blocking=True)
+        if self._target is not self._sources[turn]:
+            self._device.copy_to_device(view, self._sources[turn][:rows])
         return view
 
 
@@ -35,33 +41,58 @@ class InputBuffers:
 
     input_ids, positions: [max_tokens] int64. query_start_loc: [max_requests + 1] int32. seq_lens: [max_requests] int32.
     block_tables, slot_mappings: per KV group [max_requests, max_blocks] int32, [max_tokens] int64.
-    step: all of them as the host writes them, and what the host alone needs.
+    steps: per set, all of them as the host writes them, and, one for all sets, what the host alone needs.
+    turn: the set that is written to.
     """
 
-    def __init__(
-        self, max_tokens: int, max_requests: int, max_blocks: int, num_groups: int, device: torch.device
-    ) -> None:
-        self.input_ids = InputArray((max_tokens,), torch.int64, device)
-        self.positions = InputArray((max_tokens,), torch.int64, device)
-        self.query_start_loc = InputArray((max_requests + 1,), torch.int32, device)
-        self.seq_lens = InputArray((max_requests,), torch.int32, device)
-        self.block_tables = [InputArray((max_requests, max_blocks), torch.int32, device) for _ in range(num_groups)]
-        self.slot_mappings = [InputArray((max_tokens,), torch.int64, device) for _ in range(num_groups)]
-        self.step = StepArrays(
-            rows=np.zeros(max_requests, np.int64),
-            counts=np.zeros(max_requests, np.int64),
-            complete=np.zeros(max_requests, np.bool_),
-            input_ids=self.input_ids.host,
-            positions=self.positions.host,
-            query_start_loc=self.query_start_loc.host,
-            seq_lens=self.seq_lens.host,
-            block_tables=[table.host for table in self.block_tables],
-            slot_mappings=[slots.host for slots in self.slot_mappings],
-        )
+    def __init__(self, max_tokens: int, max_requests: int, max_blocks: int, num_groups: int, device: Device) -> None:
+        self._device = device
+        self._num_sets = 2 if device.runs_behind else 1
+        self.input_ids = self._array((max_tokens,), torch.int64)
+        self.positions = self._array((max_tokens,), torch.int64)
+        self.query_start_loc = self._array((max_requests + 1,), torch.int32)
+        self.seq_lens = self._array((max_requests,), torch.int32)
+        self.block_tables = [self._array((max_requests, max_blocks), torch.int32) for _ in range(num_groups)]
+        self.slot_mappings = [self._array((max_tokens,), torch.int64) for _ in range(num_groups)]
+        rows, counts = np.zeros(max_requests, np.int64), np.zeros(max_requests, np.int64)
+        complete = np.zeros(max_requests, np.bool_)
+        self.steps = [
+            StepArrays(
+                rows=rows,
+                counts=counts,
+                complete=complete,
+                input_ids=self.input_ids.hosts[turn],
+                positions=self.positions.hosts[turn],
+                query_start_loc=self.query_start_loc.hosts[turn],
+                seq_lens=self.seq_lens.hosts[turn],
+                block_tables=[table.hosts[turn] for table in self.block_tables],
+                slot_mappings=[slots.hosts[turn] for slots in self.slot_mappings],
+            )
+            for turn in range(self._num_sets)
+        ]
+        self.turn = 0
+        self._read: list[Mark] = [Passed() for _ in self.steps]
+
+    @property
+    def step(self) -> StepArrays:
+        """The set that is written to."""
+        return self.steps[self.turn]
+
+    def begin_step(self) -> None:
+        """Take the next set, once the device has read what was last written to it; where there is more than one."""
+        self.turn = (self.turn + 1) % self._num_sets
+        self._read[self.turn].synchronize()
+
+    def end_step(self) -> None:
+        """The set has been given to the device."""
+        self._read[self.turn] = self._device.mark()
 
     def tables_on_device(self, num_reqs: int, num_tokens: int, width: int) -> list[BlockTables]:
         """Per KV group: each request's first `width` blocks, and the slot of each new token."""
         return [
-            BlockTables(table.on_device(num_reqs)[:, :width], slots.on_device(num_tokens))
+            BlockTables(table.on_device(self.turn, num_reqs)[:, :width], slots.on_device(self.turn, num_tokens))
             for table, slots in zip(self.block_tables, self.slot_mappings, strict=True)
         ]
+
+    def _array(self, shape: tuple[int, ...], dtype: torch.dtype) -> InputArray:
+        return InputArray(shape, dtype, self._device, self._num_sets)

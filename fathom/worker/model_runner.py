@@ -12,27 +12,34 @@
 Of several stages only the last one has logits, and what it has chosen reaches the others with a later step.
 
 The two halves are apart so that a step can be launched and the next one be scheduled before its tokens are asked for.
+On a device that runs behind the host nothing here waits for it: sample_tokens returns a PendingOutput, and the next
+step takes the tokens as its inputs on the device (LastTokens). Only where a request's sampling looks at its output
+tokens (TokenSource.reads_output) are they waited for, when the next step's forward pass has been launched.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import deque
 from dataclasses import dataclass
 from itertools import compress
 
 import numpy as np
 import torch
 
+from fathom.kernels.gpu import to_device
 from fathom.kernels.kv_cache import KVCache
 from fathom.kernels.step_rows import make_step_rows
 from fathom.kv_cache_spec import KVCacheConfig, LayerKVSpec
 from fathom.models.decoder import CausalLM
-from fathom.step import ModelRunnerOutput, SchedulerOutput
+from fathom.step import ModelRunnerOutput, PendingOutput, SchedulerOutput
 from fathom.worker.device import Device
 from fathom.worker.forward_batch import ForwardBatch, StepInputs
 from fathom.worker.graphs import StepGraphs
 from fathom.worker.input_batch import InputBatch
 from fathom.worker.input_buffers import InputBuffers
+from fathom.worker.last_tokens import LastTokens
+from fathom.worker.launched_tokens import LaunchedTokens, step_output
 from fathom.worker.prompt_logprobs import PromptLogprobs
 from fathom.worker.sample.logprobs import LogprobsMode
 from fathom.worker.sample.shared import TokenSource
@@ -93,16 +100,18 @@ class ModelRunner:
         self.max_model_len = max_model_len
         self.batch = InputBatch(max_num_seqs, max_model_len, kv_cache)
         max_blocks = -(-max_model_len // kv_cache.block_size)
-        self.buffers = InputBuffers(
-            max_num_batched_tokens, max_num_seqs, max_blocks, len(kv_cache.groups), device.torch_device
-        )
-        self._step_rows = make_step_rows(self.batch.arrays, self.buffers.step, self.block_size)
+        self.buffers = InputBuffers(max_num_batched_tokens, max_num_seqs, max_blocks, len(kv_cache.groups), device)
+        self._step_rows = [make_step_rows(self.batch.arrays, step, self.block_size) for step in self.buffers.steps]
         self._scheduled = ScheduledRows({}, [], 0)
-        self.prompt_logprobs = PromptLogprobs(model, logprobs_mode)
+        self.prompt_logprobs = PromptLogprobs(model, device, logprobs_mode)
         self.kv_caches, self.group_of_layer = _allocate_kv_caches(kv_specs[0], device, kv_cache)
         self.graphs = StepGraphs(model, max_num_seqs) if use_graphs else None
         self._is_last_stage = is_last_stage
         self._pending: PendingStep | None = None
+        self._last_tokens = (
+            LastTokens(max_num_seqs, device.torch_device) if device.runs_behind and is_last_stage else None
+        )
+        self._untold: deque[LaunchedTokens] = deque()  # steps whose tokens the processors are yet to be told
 
     def execute_model(self, step: SchedulerOutput) -> None:
         """Run the forward pass of a step and keep the logits of the rows that it completes."""
@@ -114,30 +123,54 @@ class ModelRunner:
         scheduled = self._scheduled
         if batch_update is not None or scheduled.scheduled != step.num_scheduled_tokens:
             scheduled = self._scheduled = self._choose_rows(step.num_scheduled_tokens)
-        self.sampler.update_state(batch_update)
         num_reqs = len(scheduled.rows)
-        num_complete = self._step_rows.flatten(num_reqs)
-        logits = self._forward(scheduled, num_complete)
+        if self.device.runs_behind:
+            self.buffers.begin_step()
+        num_complete = self._step_rows[self.buffers.turn].flatten(num_reqs)
+        try:
+            logits = self._forward(scheduled, num_complete)
+        finally:  # rows have changed, whatever becomes of the step
+            if self.device.runs_behind:
+                self.buffers.end_step()
+                self._tell_processors()
+            self.sampler.update_state(batch_update)
         rows = scheduled.rows
         if num_complete < num_reqs:
             rows = list(compress(rows, self.buffers.step.complete))
         self._pending = PendingStep(logits, rows)
 
-    def sample_tokens(self) -> ModelRunnerOutput:
+    def sample_tokens(self) -> ModelRunnerOutput | PendingOutput:
         """Sample from the last execute_model's logits and append the tokens to their rows."""
         pending, self._pending = self._pending, None
         assert pending is not None, "sample_tokens without execute_model"
-        batch = self.batch
-        output = self.sampler.forward(pending.logits, pending.rows, self._step_rows.uniforms)
-        self._step_rows.append(len(self._scheduled.rows), output.token_ids)
-        result = ModelRunnerOutput(batch.note_tokens(pending.rows, output.token_ids))
-        if output.logprobs is not None:
-            result.logprobs = output.logprobs
-            result.logprobs_rows = {batch.request_ids[row]: index for index, row in enumerate(output.logprobs_rows)}
-        if output.errors:
-            result.errors = {batch.request_ids[row]: message for row, message in output.errors.items()}
-        result.prompt_logprobs = self.prompt_logprobs.take_complete(batch)
-        return result
+        batch, step_rows = self.batch, self._step_rows[self.buffers.turn]
+        if self._last_tokens is not None:
+            return self._launch_sampling(pending, self._last_tokens)
+        output = self.sampler.forward(pending.logits, pending.rows, step_rows.uniforms)
+        step_rows.append(len(self._scheduled.rows), output.token_ids)
+        sampled = batch.note_tokens(pending.rows, output.token_ids)
+        return step_output(sampled, output, batch.request_ids, self.prompt_logprobs.take_complete(batch))
+
+    def _launch_sampling(self, pending: PendingStep, last_tokens: LastTokens) -> LaunchedTokens:
+        """The same for tokens that stay on the device: the host appends, and reports, what it does not know yet."""
+        batch, rows = self.batch, pending.rows
+        samples = self.sampler.launch(pending.logits, rows, self._step_rows[self.buffers.turn].uniforms)
+        last_tokens.put(rows, batch.slots[rows], samples.token_ids)
+        batch.expect_tokens(rows)
+        launched = LaunchedTokens(
+            samples.copied(self.device.copy_to_host),
+            self.prompt_logprobs.take_complete(batch),
+            self.device.mark(),
+            list(batch.request_ids),
+            [(batch.output_ids[row], len(batch.output_ids[row]) - 1) for row in rows],
+        )
+        self._untold.append(launched)
+        return launched
+
+    def _tell_processors(self) -> None:
+        """Let the processors know tokens: of every step so far if they look at them, else of those that are done."""
+        while self._untold and (len(self._untold) > 1 or self.sampler.reads_output):
+            self._untold.popleft().tell_processors()
 
     def _choose_rows(self, num_scheduled_tokens: dict[str, int]) -> ScheduledRows:
         """The batch's rows of the scheduled requests, also written to where `_step_rows` reads them."""
@@ -166,20 +199,23 @@ class ModelRunner:
         query_start = step.query_start_loc[: num_reqs + 1]
         self.prompt_logprobs.collect(self.batch, step.rows[:num_reqs], query_start, hidden)
         last_tokens = query_start[1:][step.complete[:num_reqs]].astype(np.int64) - 1
-        logits = self.model.compute_logits(hidden[torch.from_numpy(last_tokens).to(hidden.device)])
+        logits = self.model.compute_logits(hidden[to_device(last_tokens, hidden.device)])
         return logits.to(torch.float32)
 
     def _step_inputs(self) -> StepInputs:
         """What has been flattened, as the device's tensors."""
         buffers, num_tokens, num_reqs = self.buffers, self._scheduled.num_tokens, len(self._scheduled.rows)
         width = -(-int(buffers.step.seq_lens[:num_reqs].max()) // self.block_size)
-        tables = buffers.tables_on_device(num_reqs, num_tokens, width)
+        turn, tables = buffers.turn, buffers.tables_on_device(num_reqs, num_tokens, width)
+        input_ids = buffers.input_ids.on_device(turn, num_tokens)
+        if self._last_tokens is not None:
+            self._last_tokens.fill_in(input_ids)
         return StepInputs(
-            input_ids=buffers.input_ids.on_device(num_tokens),
-            positions=buffers.positions.on_device(num_tokens),
+            input_ids=input_ids,
+            positions=buffers.positions.on_device(turn, num_tokens),
             batch=ForwardBatch(
-                query_start_loc=buffers.query_start_loc.on_device(num_reqs + 1),
-                seq_lens=buffers.seq_lens.on_device(num_reqs),
+                query_start_loc=buffers.query_start_loc.on_device(turn, num_reqs + 1),
+                seq_lens=buffers.seq_lens.on_device(turn, num_reqs),
                 kv_caches=self.kv_caches,
                 tables=[tables[group] for group in self.group_of_layer],
             ),

@@ -7,8 +7,10 @@ from collections.abc import Iterable
 import numpy as np
 import torch
 
+from fathom.kernels.token_logprobs import TokenScores
 from fathom.models.decoder import CausalLM
 from fathom.step import LogprobsArrays
+from fathom.worker.device import Device
 from fathom.worker.input_batch import InputBatch
 from fathom.worker.sample.logprobs import LogprobsMode, prompt_logprobs
 
@@ -16,18 +18,35 @@ _ROWS_AT_ONCE = 128
 """Positions projected to the vocabulary at a time: bounds the memory to 128 x vocabulary x 4 bytes."""
 
 
-class PromptLogprobs:
-    """Keeps the chunks of prompts that are not complete yet, by request id."""
+class PromptScores:
+    """One prompt's scores, piece by piece, as copies on the host that may be under way."""
 
-    def __init__(self, model: CausalLM, logprobs_mode: LogprobsMode) -> None:
+    def __init__(self) -> None:
+        self.pieces: list[TokenScores] = []
+
+    def arrays(self) -> LogprobsArrays:
+        """All of them; once the copies are there."""
+        pieces = [piece.arrays() for piece in self.pieces]
+        return LogprobsArrays(
+            token_ids=np.concatenate([piece.token_ids for piece in pieces]),
+            logprobs=np.concatenate([piece.logprobs for piece in pieces]),
+            ranks=np.concatenate([piece.ranks for piece in pieces]),
+        )
+
+
+class PromptLogprobs:
+    """Keeps the scores of prompts that are not complete yet, by request id."""
+
+    def __init__(self, model: CausalLM, device: Device, logprobs_mode: LogprobsMode) -> None:
         self._model = model
+        self._device = device
         self._mode = logprobs_mode
-        self._chunks: dict[str, list[LogprobsArrays]] = {}
+        self._scores: dict[str, PromptScores] = {}
 
     def drop(self, request_ids: Iterable[str]) -> None:
         """Forget requests that have left the batch; one that was preempted starts anew."""
         for request_id in request_ids:
-            self._chunks.pop(request_id, None)
+            self._scores.pop(request_id, None)
 
     def collect(self, batch: InputBatch, rows: np.ndarray, query_start: np.ndarray, hidden: torch.Tensor) -> None:
         """Score the prompt tokens that this step's positions predict; num_computed_tokens has moved on over them.
@@ -48,27 +67,20 @@ class PromptLogprobs:
             begin, end = int(query_start[index]), int(query_start[index + 1])
             count = min(end - begin, last_target - first)
             targets = batch.token_ids[row, first + 1 : first + 1 + count]
-            chunks = self._chunks.setdefault(batch.request_ids[row], [])
+            scores = self._scores.setdefault(batch.request_ids[row], PromptScores())
             for start in range(0, count, _ROWS_AT_ONCE):
                 stop = min(start + _ROWS_AT_ONCE, count)
                 logits = self._model.compute_logits(hidden[begin + start : begin + stop])
-                chunks.append(prompt_logprobs(logits, targets[start:stop], k, self._mode))
+                piece = prompt_logprobs(logits, targets[start:stop], k, self._mode)
+                scores.pieces.append(piece.copied(self._device.copy_to_host))
 
-    def take_complete(self, batch: InputBatch) -> dict[str, LogprobsArrays]:
-        """The whole prompts' arrays, for each request whose prompt has just been completed."""
-        if not self._chunks:
+    def take_complete(self, batch: InputBatch) -> dict[str, PromptScores]:
+        """The whole prompts' scores, for each request whose prompt has just been completed."""
+        if not self._scores:
             return {}
         done = [
             request_id
-            for request_id in self._chunks
+            for request_id in self._scores
             if batch.num_computed_tokens[batch.row_of[request_id]] >= batch.num_prompt_tokens[batch.row_of[request_id]]
         ]
-        return {request_id: _concatenate(self._chunks.pop(request_id)) for request_id in done}
-
-
-def _concatenate(chunks: list[LogprobsArrays]) -> LogprobsArrays:
-    return LogprobsArrays(
-        token_ids=np.concatenate([chunk.token_ids for chunk in chunks]),
-        logprobs=np.concatenate([chunk.logprobs for chunk in chunks]),
-        ranks=np.concatenate([chunk.ranks for chunk in chunks]),
-    )
+        return {request_id: self._scores.pop(request_id) for request_id in done}

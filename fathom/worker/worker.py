@@ -15,7 +15,7 @@ from fathom.dist.place import ONLY, Place
 from fathom.dist.torch_group import connect
 from fathom.kv_cache_spec import KVCacheConfig, KVCacheGroup, LayerKVSpec
 from fathom.models.loader import load_model
-from fathom.step import ModelRunnerOutput, PrefillTimes, SchedulerOutput
+from fathom.step import ModelRunnerOutput, PendingOutput, PrefillTimes, SchedulerOutput
 from fathom.weights.resolve import ResolvedModel
 from fathom.worker import limits
 from fathom.worker.device import Device, make_device
@@ -122,7 +122,7 @@ class Worker:
         with torch.profiler.record_function(step.annotation):
             return self._ready_runner().execute_model(step)
 
-    def sample_tokens(self) -> ModelRunnerOutput:
+    def sample_tokens(self) -> ModelRunnerOutput | PendingOutput:
         """Sample from its logits."""
         if self._profiler is None:
             return self._ready_runner().sample_tokens()

@@ -1,9 +1,13 @@
-"""Steps scheduled ahead give what steps one by one give: tokens, logprobs, ends, and errors."""
+"""Steps scheduled ahead give what steps one by one give: tokens, logprobs, ends, and errors.
+
+Also where tokens stay on the device: a CPU that hands out what it has found only to those who wait for it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +15,10 @@ import pytest
 
 from fathom import LLM, AsyncLLM, EngineConfig, RequestOutput, RequestOutputKind, SamplingParams
 from fathom.worker.sample.interface import AdapterLogitsProcessor
+from tests.worker.delayed_device import DelayedDevice
 
 PROMPTS = [[3 + (11 * i * (k + 1) + k) % 500 for i in range(5 + 9 * k)] for k in range(7)]
 PROMPTS += [[*PROMPTS[6][:40], 9, 9, k] for k in range(3)]  # a common prefix
-BOTH = pytest.mark.parametrize("async_scheduling", [False, True], ids=["sync", "async"])
 
 
 class FailsAfter(AdapterLogitsProcessor):
@@ -39,18 +43,52 @@ def make_llm(folder: Path, async_scheduling: bool, **options: Any) -> LLM:
     return LLM(str(folder), async_scheduling=async_scheduling, **(defaults | options))
 
 
+def make_delayed_llm(folder: Path, async_scheduling: bool, **options: Any) -> LLM:
+    """One whose device is a DelayedDevice."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fathom.worker.worker.make_device", DelayedDevice)
+        return make_llm(folder, async_scheduling, **options)
+
+
+EVERY_KIND = pytest.mark.parametrize(
+    "make",
+    [
+        partial(make_llm, async_scheduling=False),
+        partial(make_llm, async_scheduling=True),
+        partial(make_delayed_llm, async_scheduling=True),
+    ],
+    ids=["sync", "async", "delayed"],
+)
+
+
 @pytest.fixture(scope="module")
-def llms(folder: Path) -> Iterator[list[LLM]]:
-    """A synchronous engine and one that schedules ahead, both with a pool so small that requests are preempted."""
+def options(folder: Path) -> dict[str, Any]:
+    """A pool so small that requests are preempted."""
     with make_llm(folder, False) as llm:
         bytes_per_token = sum(spec.bytes_per_token for spec in llm.collective_rpc("get_kv_cache_specs")[0])
-    options = {
-        "kv_cache_memory_bytes": 260 * bytes_per_token,
-        "max_num_batched_tokens": 32,
-        "logits_processors": [f"{__name__}:FailsAfter"],
-    }
-    with make_llm(folder, False, **options) as plain, make_llm(folder, True, **options) as ahead:
-        yield [plain, ahead]
+    return {"kv_cache_memory_bytes": 260 * bytes_per_token, "max_num_batched_tokens": 32}
+
+
+@pytest.fixture(scope="module")
+def llms(folder: Path, options: dict[str, Any]) -> Iterator[list[LLM]]:
+    """A synchronous engine, one that schedules ahead, and one whose device is delayed, with a processor of ours."""
+    options = {"logits_processors": [f"{__name__}:FailsAfter"], **options}
+    with (
+        make_llm(folder, False, **options) as plain,
+        make_llm(folder, True, **options) as ahead,
+        make_delayed_llm(folder, True, **options) as delayed,
+    ):
+        yield [plain, ahead, delayed]
+
+
+@pytest.fixture(scope="module")
+def delayed_llms(folder: Path, options: dict[str, Any]) -> Iterator[list[LLM]]:
+    """Engines whose device is delayed, without any processor, which would have every token waited for."""
+    with (
+        make_delayed_llm(folder, False, **options) as in_turn,
+        make_delayed_llm(folder, True, **options) as ahead,
+    ):
+        yield [in_turn, ahead]
 
 
 def answers_of(outputs: list[RequestOutput]) -> list[Any]:
@@ -94,24 +132,29 @@ def logprobs_of(outputs: list[RequestOutput]) -> dict[tuple[int, ...], float]:
         {"temperature": 1.0, "seed": 7, "logprobs": 3, "prompt_logprobs": 2, "max_tokens": 20},
         {"temperature": 1.0, "seed": 9, "repetition_penalty": 1.3, "frequency_penalty": 0.5, "max_tokens": 20},
         {"temperature": 0.0, "max_tokens": 1000, "ignore_eos": True},
+        {"temperature": 1.0, "seed": 8, "bad_words": ["a", "th", "ing"], "presence_penalty": 0.3, "max_tokens": 30},
+        {"temperature": 1.0, "seed": 6, "min_p": 0.05, "top_k": 40, "logit_bias": {5: 2.0, 9: -3.0}, "max_tokens": 30},
         {"temperature": 0.0, "max_tokens": 20, "extra_args": {"fails_after": 6}, "ignore_eos": True},
     ],
     ids=str,
 )
-def test_answers_are_the_same(llms: list[LLM], params: dict[str, Any]) -> None:
+def test_answers_are_the_same(llms: list[LLM], delayed_llms: list[LLM], params: dict[str, Any]) -> None:
     mixed = [SamplingParams(**params) for _ in PROMPTS]
     mixed[1] = SamplingParams(
         temperature=0.0, max_tokens=40, ignore_eos=True
     )  # one that goes on when others have ended
-    plain, ahead = (llm.generate(PROMPTS, mixed, use_tqdm=False) for llm in llms)
-    assert answers_of(ahead) == answers_of(plain)
-    # Dense products of other sizes round differently, and the steps are not composed alike.
-    assert logprobs_of(ahead) == pytest.approx(logprobs_of(plain), abs=1e-4)
+    others = llms[1:] if "extra_args" in params else [*llms[1:], *delayed_llms]
+    plain = llms[0].generate(PROMPTS, mixed, use_tqdm=False)
+    for llm in others:
+        ahead = llm.generate(PROMPTS, mixed, use_tqdm=False)
+        assert answers_of(ahead) == answers_of(plain)
+        # Dense products of other sizes round differently, and the steps are not composed alike.
+        assert logprobs_of(ahead) == pytest.approx(logprobs_of(plain), abs=1e-4)
 
 
-def test_requests_were_preempted_and_nothing_is_left(llms: list[LLM]) -> None:
+def test_requests_were_preempted_and_nothing_is_left(llms: list[LLM], delayed_llms: list[LLM]) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
-    for llm in llms:
+    for llm in [*llms, *delayed_llms]:
         llm.generate(PROMPTS, params, use_tqdm=False)
         llm.llm_engine.step()
         stats = llm.get_stats()
@@ -120,20 +163,20 @@ def test_requests_were_preempted_and_nothing_is_left(llms: list[LLM]) -> None:
         assert llm.llm_engine.engine_core.call("check_invariants")
 
 
-@BOTH
-def test_a_prompt_and_its_answer_are_cached_to_the_last_full_block(folder: Path, async_scheduling: bool) -> None:
+@EVERY_KIND
+def test_a_prompt_and_its_answer_are_cached_to_the_last_full_block(folder: Path, make: Callable[..., LLM]) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=25, ignore_eos=True)
-    with make_llm(folder, async_scheduling, block_size=8) as llm:
+    with make(folder, block_size=8) as llm:
         (first,) = llm.generate([PROMPTS[1]], params, use_tqdm=False)  # 14 tokens, and 24 computed ones of the answer
         turn = [*PROMPTS[1], *first.outputs[0].token_ids, 5]
         (second,) = llm.generate([turn], params, use_tqdm=False)
     assert second.num_cached_tokens == (14 + 24) // 8 * 8
 
 
-@BOTH
-def test_an_abort_in_mid_flight_gives_its_rows_and_blocks_to_others(folder: Path, async_scheduling: bool) -> None:
+@EVERY_KIND
+def test_an_abort_in_mid_flight_gives_its_rows_and_blocks_to_others(folder: Path, make: Callable[..., LLM]) -> None:
     long = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
-    with make_llm(folder, async_scheduling, max_num_seqs=2) as llm:
+    with make(folder, max_num_seqs=2) as llm:
         expected = [output.outputs[0].token_ids for output in llm.generate(PROMPTS[:3], long, use_tqdm=False)]
         engine = llm.llm_engine
         engine.add_requests(["a", "b"], PROMPTS[:2], [long, long])
@@ -147,14 +190,14 @@ def test_an_abort_in_mid_flight_gives_its_rows_and_blocks_to_others(folder: Path
         assert answers == {"b": expected[1], "a": expected[2]}
 
 
-@BOTH
+@EVERY_KIND
 def test_a_step_that_raises_ends_its_requests_and_no_others(
-    folder: Path, async_scheduling: bool, monkeypatch: pytest.MonkeyPatch
+    folder: Path, make: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The request that waits for the second row is in flight behind the failed step, or not yet scheduled."""
     params = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
     short = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
-    with make_llm(folder, async_scheduling, max_num_seqs=2, enforce_eager=True) as llm:
+    with make(folder, max_num_seqs=2, enforce_eager=True) as llm:
         expected = [output.outputs[0].token_ids for output in llm.generate(PROMPTS[:3], params, use_tqdm=False)]
         llm.reset_prefix_cache()
         runner = llm.llm_engine.engine_core._core.executor._worker._runner

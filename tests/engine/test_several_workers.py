@@ -10,6 +10,7 @@ import pytest
 
 from fathom import LLM, SamplingParams
 from tests.server.processes import Server
+from tests.worker import delayed_device
 
 PROMPTS = [[3 + (11 * i * (k + 1) + k) % 500 for i in range(5 + 9 * k)] for k in range(7)]
 PROMPTS += [[*PROMPTS[6][:40], 9, 9, k] for k in range(3)]  # a common prefix
@@ -46,14 +47,26 @@ def check_same(found: list[Any], expected: list[Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "options"),
+    ("name", "options", "is_delayed"),
     [
-        ("gemma3", {"tensor_parallel_size": 2, "async_scheduling": True}),
-        ("llama-gqa", {"pipeline_parallel_size": 2}),
+        ("gemma3", {"tensor_parallel_size": 2, "async_scheduling": True}, False),
+        ("llama-gqa", {"pipeline_parallel_size": 2}, False),
+        ("llama-gqa", {"tensor_parallel_size": 2, "async_scheduling": True}, True),
+        ("llama-gqa", {"pipeline_parallel_size": 2}, True),
     ],
-    ids=["TP=2", "PP=2"],
+    ids=["TP=2", "PP=2", "TP=2, tokens on the device", "PP=2, tokens on the device"],
 )
-def test_answers_are_those_of_one_worker(tiny: Callable[[str], Path], name: str, options: dict[str, Any]) -> None:
+def test_answers_are_those_of_one_worker(
+    tiny: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    options: dict[str, Any],
+    is_delayed: bool,
+) -> None:
+    if is_delayed:
+        delayed_device.write_plugin(tmp_path)
+        monkeypatch.syspath_prepend(tmp_path)
     with start(tiny(name), multiprocess=False) as llm:
         expected = [answers(llm, GREEDY), answers(llm, MIXED)]
         bytes_per_token = sum(spec.bytes_per_token for spec in llm.collective_rpc("get_kv_cache_specs")[0])

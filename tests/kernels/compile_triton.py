@@ -110,7 +110,7 @@ def choose_tokens(num_rows: int, vocab_size: int) -> None:
     sampling.draw_tokens(logits, rows, settings, np.zeros(num_rows))
     sampling.truncate(logits, rows, settings)
     for k, normalised in ((20, True), (1, False)):
-        token_logprobs.token_logprobs(logits, rows, rows, k, normalised)
+        token_logprobs.token_logprobs(logits, rows, torch.from_numpy(rows), k, normalised)
     seen = [rows] * num_rows
     penalties.apply_penalties(
         logits, rows, np.ones((num_rows, 3), np.float32), seen, [row.astype(np.float32) for row in seen]

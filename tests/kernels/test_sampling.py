@@ -115,9 +115,9 @@ def test_a_drawn_token_is_where_the_cumulative_probability_passes_the_number(
 @settings(max_examples=200, deadline=None)
 @given(row=rows_of_any_kind, k=st.sampled_from([0, 1, 5, 33, 300, 5000]), normalised=st.booleans())
 def test_logprobs_equal_plain_torch(row: torch.Tensor, k: int, normalised: bool) -> None:
-    k, target = min(k, len(row)), np.array([len(row) // 3])
-    fast = logprobs.token_logprobs(row[None], ONE_ROW, target, k, normalised)
-    slow = logprobs_ref.token_logprobs(row[None], ONE_ROW, target, k, normalised)
+    k, target = min(k, len(row)), torch.tensor([len(row) // 3])
+    fast = logprobs.token_logprobs(row[None], ONE_ROW, target, k, normalised).arrays()
+    slow = logprobs_ref.token_logprobs(row[None], ONE_ROW, target, k, normalised).arrays()
     assert np.array_equal(fast.token_ids, slow.token_ids)
     assert np.array_equal(fast.ranks, slow.ranks)
     np.testing.assert_allclose(fast.logprobs, slow.logprobs, rtol=0, atol=4e-6 if normalised else 0)
@@ -146,11 +146,11 @@ def test_a_row_has_the_same_bits_in_any_batch_on_any_number_of_threads(vocab_siz
     logits, chosen, numbers = full_size_batch(vocab_size)
     every = np.arange(len(KINDS))
 
-    def run(rows: np.ndarray) -> tuple[np.ndarray, torch.Tensor, LogprobsArrays]:
+    def run(rows: np.ndarray) -> tuple[torch.Tensor, torch.Tensor, LogprobsArrays]:
         tokens = sampling.draw_tokens(logits, rows, chosen.of(rows), numbers[rows])
         left = logits.clone()
         sampling.truncate(left, rows, chosen.of(rows))
-        return tokens, left[torch.from_numpy(rows)], logprobs.token_logprobs(logits, rows, tokens, 100, True)
+        return tokens, left[torch.from_numpy(rows)], logprobs.token_logprobs(logits, rows, tokens, 100, True).arrays()
 
     together = run(every)
     plain = sampling_ref.draw_tokens(logits, every, chosen, numbers)
@@ -178,7 +178,8 @@ def test_rows_that_are_not_finite_have_no_token(bad: float, position: int) -> No
         drawn = sampling.draw_tokens(logits, rows, chosen, np.full(3, 0.9))
         assert (drawn == NO_TOKEN).tolist() == [False, True, False]
     for kernel in (logprobs, logprobs_ref):
-        assert np.isnan(kernel.token_logprobs(logits, rows, np.zeros(3, np.int64), 4, True).logprobs[1]).all()
+        scores = kernel.token_logprobs(logits, rows, torch.zeros(3, dtype=torch.int64), 4, True).arrays()
+        assert np.isnan(scores.logprobs[1]).all()
 
 
 def test_penalties_equal_plain_torch() -> None:

@@ -120,7 +120,7 @@ def test_rows_that_are_not_finite_have_no_token() -> None:
     sampling.truncate(logits, rows, limited)
     assert (sampling.best_tokens(logits, rows) == NO_TOKEN).tolist() == expected
     for normalised in (False, True):
-        scores = logprobs.token_logprobs(logits, rows, np.zeros(5, np.int64), 70, normalised)
+        scores = logprobs.token_logprobs(logits, rows, torch.zeros(5, dtype=torch.int64), 70, normalised).arrays()
         assert np.isnan(scores.logprobs).all(axis=1).tolist() == expected
         assert ((scores.token_ids >= 0) & (scores.token_ids < 130)).all()
 
@@ -129,9 +129,9 @@ def test_rows_that_are_not_finite_have_no_token() -> None:
 @pytest.mark.parametrize(("vocab_size", "k"), [(1, 1), (130, 0), (130, 70), (130, 130)])
 def test_scores_are_those_of_plain_torch(vocab_size: int, k: int, normalised: bool) -> None:
     logits, rows, _, _ = batch_of(CASES[::2], vocab_size)
-    targets = np.array([0, 129, 64, 63, 100]) % vocab_size
-    actual = logprobs.token_logprobs(logits, rows, targets, k, normalised)
-    expected = logprobs_ref.token_logprobs(logits, rows, targets, k, normalised)
+    targets = torch.tensor([0, 129, 64, 63, 100]) % vocab_size
+    actual = logprobs.token_logprobs(logits, rows, targets, k, normalised).arrays()
+    expected = logprobs_ref.token_logprobs(logits, rows, targets, k, normalised).arrays()
     np.testing.assert_array_equal(actual.token_ids, expected.token_ids)
     np.testing.assert_array_equal(actual.ranks, expected.ranks)
     np.testing.assert_allclose(actual.logprobs, expected.logprobs, rtol=0, atol=4e-6 if normalised else 0)

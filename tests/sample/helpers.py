@@ -12,7 +12,8 @@ from fathom.kernels.sampling import NO_TOKEN
 from fathom.params import SamplingParams
 from fathom.worker.sample.interface import BatchUpdate, LogitsProcessor, LogitsProcessorContext
 from fathom.worker.sample.logprobs import LogprobsMode
-from fathom.worker.sample.sampler import Sampler, SamplerOutput
+from fathom.worker.sample.sampler import Sampler
+from fathom.worker.sample.samples import SamplerOutput
 
 CPU = torch.device("cpu")
 GREEDY = SamplingParams(temperature=0.0)

@@ -12,7 +12,7 @@ INF = float("inf")
 LARGEST_UNIFORM = 1.0 - 2.0**-53
 
 
-def draw(logits: torch.Tensor, uniforms: np.ndarray) -> np.ndarray:
+def draw(logits: torch.Tensor, uniforms: np.ndarray) -> torch.Tensor:
     num_rows, vocab_size = logits.shape
     return draw_tokens(logits, np.arange(num_rows), DrawSettings.neutral(num_rows, vocab_size), uniforms)
 

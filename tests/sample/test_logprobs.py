@@ -146,7 +146,7 @@ def test_prompt_logprobs(k: int) -> None:
     # 30,000 entries a row: 34 rows to a slice.
     logits = random_logits(80, 30_000).to(torch.bfloat16)
     targets = np.arange(80, dtype=np.int32) * 11
-    arrays = prompt_logprobs(logits, targets, k)
+    arrays = prompt_logprobs(logits, targets, k).arrays()
     scores = logits.double().log_softmax(-1)
     width = 30_000 if k < 0 else k
     assert arrays.token_ids.shape == (80, 1 + width)
@@ -160,7 +160,7 @@ def test_prompt_logprobs(k: int) -> None:
 def test_prompt_logprobs_follow_the_raw_half_of_the_mode() -> None:
     logits = random_logits(2, VOCAB)
     targets = np.array([3, 4])
-    results = {mode.name: prompt_logprobs(logits, targets, 1, mode.name).logprobs for mode in MODES}
+    results = {mode.name: prompt_logprobs(logits, targets, 1, mode.name).arrays().logprobs for mode in MODES}
     assert np.array_equal(results["raw_logprobs"], results["processed_logprobs"])
     assert np.array_equal(results["raw_logits"], results["processed_logits"])
     assert results["raw_logits"][0, 0] == logits[0, 3]

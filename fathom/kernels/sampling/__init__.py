@@ -1,16 +1,19 @@
 """Choosing a token for each row of logits: the best one, or one that is drawn.
 
-    best_tokens(logits, rows) -> [n] int64, on the host
-    draw_tokens(logits, rows, settings, uniforms) -> [n] int64, on the host
+    best_tokens(logits, rows) -> [n] int64, where the logits are
+    draw_tokens(logits, rows, settings, uniforms) -> [n] int64, where the logits are
     truncate(logits, rows, settings)    in place: what draw_tokens draws from
 
     choice = make_choice(rows, is_random, settings, vocab_size, device)    for as long as rows and settings stay:
-    choice.choose(logits, uniforms) -> list of n tokens                    drawn where is_random holds, else the best
+    choice.launch(logits, uniforms) -> [n] int64, where the logits are     drawn where is_random holds, else the best
+    choice.choose(logits, uniforms) -> the same, as a list
 
         logits    [..., vocab_size] float32
         rows      [n] int64, the rows of the logits that are meant; the others are not looked at
-        uniforms  [n] float64 in [0, 1), a multiple of 2**-53: the number that a row's token is drawn with; choose gets
-                  a list of them, for the random rows
+        uniforms  [n] float64 in [0, 1), a multiple of 2**-53: the number that a row's token is drawn with; a choice
+                  gets a list of them, for the random rows
+
+On a GPU all but choose return before the work is done.
 
 The settings act in this order:
 
@@ -41,6 +44,8 @@ __all__ = ["NO_TOKEN", "Choice", "DrawSettings", "best_tokens", "draw_tokens", "
 class Choice(Protocol):
     """How the tokens of some rows are chosen."""
 
+    def launch(self, logits: torch.Tensor, uniforms: list[float]) -> torch.Tensor: ...
+
     def choose(self, logits: torch.Tensor, uniforms: list[float]) -> list[int]: ...
 
 
@@ -51,12 +56,12 @@ def make_choice(
     return implementation_on(__name__, device).Choice(rows, is_random, settings, vocab_size)
 
 
-def best_tokens(logits: torch.Tensor, rows: np.ndarray) -> np.ndarray:
+def best_tokens(logits: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
     """The token with the largest logit, the first of equal ones."""
     return implementation(__name__, logits).best_tokens(logits, rows)
 
 
-def draw_tokens(logits: torch.Tensor, rows: np.ndarray, settings: DrawSettings, uniforms: np.ndarray) -> np.ndarray:
+def draw_tokens(logits: torch.Tensor, rows: np.ndarray, settings: DrawSettings, uniforms: np.ndarray) -> torch.Tensor:
     """A token of the truncated distribution; the logits stay as they are."""
     return implementation(__name__, logits).draw_tokens(logits, rows, settings, uniforms)
 

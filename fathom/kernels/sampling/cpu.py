@@ -9,15 +9,15 @@ from fathom.kernels.native import cpu
 from fathom.kernels.sampling.settings import DrawSettings
 
 
-def best_tokens(logits: torch.Tensor, rows: np.ndarray) -> np.ndarray:
+def best_tokens(logits: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
     """See the package's docstring for shapes and rules."""
     logits = logits.contiguous()
     token_ids = np.empty(len(rows), np.int64)
     cpu.best_tokens(token_ids.ctypes.data, logits.data_ptr(), _address(rows), len(rows), logits.shape[1])
-    return token_ids
+    return torch.from_numpy(token_ids)
 
 
-def draw_tokens(logits: torch.Tensor, rows: np.ndarray, settings: DrawSettings, uniforms: np.ndarray) -> np.ndarray:
+def draw_tokens(logits: torch.Tensor, rows: np.ndarray, settings: DrawSettings, uniforms: np.ndarray) -> torch.Tensor:
     """See the package's docstring for shapes and rules."""
     logits = logits.contiguous()
     token_ids = np.empty(len(rows), np.int64)
@@ -25,7 +25,7 @@ def draw_tokens(logits: torch.Tensor, rows: np.ndarray, settings: DrawSettings, 
         token_ids.ctypes.data, _address(uniforms), logits.data_ptr(), _address(rows),
         *map(_address, settings), len(rows), logits.shape[1],
     )  # fmt: skip
-    return token_ids
+    return torch.from_numpy(token_ids)
 
 
 def truncate(logits: torch.Tensor, rows: np.ndarray, settings: DrawSettings) -> None:
@@ -42,6 +42,10 @@ class Choice:
         self._native = cpu.make_choice(*map(_address, arrays), len(rows), vocab_size)
         self._logits: torch.Tensor | None = None
         self._logits_address = 0
+
+    def launch(self, logits: torch.Tensor, uniforms: list[float]) -> torch.Tensor:
+        """A token for each row, [n] int64."""
+        return torch.tensor(self.choose(logits, uniforms), dtype=torch.int64)
 
     def choose(self, logits: torch.Tensor, uniforms: list[float]) -> list[int]:
         """A token for each row."""

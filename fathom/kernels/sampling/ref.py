@@ -18,14 +18,14 @@ from fathom.kernels.slices import row_slices
 _HEAD_SIZES = (256, 4096)
 
 
-def best_tokens(logits: torch.Tensor, rows: np.ndarray) -> np.ndarray:
+def best_tokens(logits: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
     """See the package's docstring for shapes and rules."""
     chosen = _take(logits, rows)
     best = chosen.max(dim=-1)
-    return best.indices.masked_fill_(~torch.isfinite(best.values), NO_TOKEN).cpu().numpy()
+    return best.indices.masked_fill_(~torch.isfinite(best.values), NO_TOKEN)
 
 
-def draw_tokens(logits: torch.Tensor, rows: np.ndarray, settings: DrawSettings, uniforms: np.ndarray) -> np.ndarray:
+def draw_tokens(logits: torch.Tensor, rows: np.ndarray, settings: DrawSettings, uniforms: np.ndarray) -> torch.Tensor:
     """See the package's docstring for shapes and rules."""
     numbers = torch.from_numpy(uniforms).to(logits.device)
     tokens = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
@@ -36,7 +36,7 @@ def draw_tokens(logits: torch.Tensor, rows: np.ndarray, settings: DrawSettings, 
         torch.softmax(truncated, dim=-1, out=probs.resize_(0))
         torch.cumsum(probs, dim=-1, dtype=torch.float64, out=cumulative.resize_(0))
         tokens[piece] = _invert(cumulative, numbers[piece])
-    return tokens.cpu().numpy()
+    return tokens
 
 
 def truncate(logits: torch.Tensor, rows: np.ndarray, settings: DrawSettings) -> None:
@@ -54,15 +54,19 @@ class Choice:
         self._best, self._drawn = np.flatnonzero(~is_random), np.flatnonzero(is_random)
         self._settings = settings.of(self._drawn)
 
+    def launch(self, logits: torch.Tensor, uniforms: list[float]) -> torch.Tensor:
+        """A token for each row, [n] int64."""
+        token_ids = torch.empty(len(self._rows), dtype=torch.int64, device=logits.device)
+        if self._best.size:
+            token_ids[torch.from_numpy(self._best).to(logits.device)] = best_tokens(logits, self._rows[self._best])
+        if self._drawn.size:
+            drawn = draw_tokens(logits, self._rows[self._drawn], self._settings, np.array(uniforms))
+            token_ids[torch.from_numpy(self._drawn).to(logits.device)] = drawn
+        return token_ids
+
     def choose(self, logits: torch.Tensor, uniforms: list[float]) -> list[int]:
         """A token for each row."""
-        token_ids = np.empty(len(self._rows), np.int64)
-        if self._best.size:
-            token_ids[self._best] = best_tokens(logits, self._rows[self._best])
-        if self._drawn.size:
-            numbers = np.array(uniforms)
-            token_ids[self._drawn] = draw_tokens(logits, self._rows[self._drawn], self._settings, numbers)
-        return token_ids.tolist()  # type: ignore[no-any-return]
+        return self.launch(logits, uniforms).tolist()
 
 
 def _truncated(logits: torch.Tensor, settings: DrawSettings) -> torch.Tensor:

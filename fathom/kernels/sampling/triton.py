@@ -41,19 +41,11 @@ from fathom.kernels.sampling.settings import NO_TOKEN, DrawSettings
 NONE = tl.constexpr(NO_TOKEN)
 
 
-def best_tokens(logits: torch.Tensor, rows: np.ndarray) -> np.ndarray:
-    """See the package's docstring for shapes and rules."""
-    return _best(logits, rows).cpu().numpy()
-
-
-def draw_tokens(logits: torch.Tensor, rows: np.ndarray, settings: DrawSettings, uniforms: np.ndarray) -> np.ndarray:
-    """See the package's docstring for shapes and rules."""
-    return _drawn(logits, rows, settings, uniforms).cpu().numpy()
-
-
 def truncate(logits: torch.Tensor, rows: np.ndarray, settings: DrawSettings) -> None:
     """See the package's docstring for shapes and rules; a row's logits lie beside each other."""
     assert logits.stride(1) == 1
+    if len(rows) == 0:
+        return
     chosen, limits = _to_device(logits, rows, settings, np.zeros(len(rows)))
     kept = _find_kept(chosen, limits)
     _truncate[chosen.grid](*chosen.arguments, *kept, chosen.mass_unit, chosen.tiles, **chosen.tiled)
@@ -67,31 +59,43 @@ class Choice:
         self._best, self._drawn, self._settings = rows[best], rows[drawn], settings.of(drawn)
         self._places = np.concatenate([best, drawn]).argsort()
 
+    def launch(self, logits: torch.Tensor, uniforms: list[float]) -> torch.Tensor:
+        """A token for each row, [n] int64."""
+        if not len(self._drawn):
+            return best_tokens(logits, self._best)
+        drawn = draw_tokens(logits, self._drawn, self._settings, np.array(uniforms))
+        if not len(self._best):
+            return drawn
+        tokens = torch.cat([best_tokens(logits, self._best), drawn])
+        return tokens[to_device(self._places, logits.device)]
+
     def choose(self, logits: torch.Tensor, uniforms: list[float]) -> list[int]:
         """A token for each row; the host waits for the device once."""
-        drawn = _drawn(logits, self._drawn, self._settings, np.array(uniforms))
-        tokens = torch.cat([_best(logits, self._best), drawn]).cpu().numpy()
-        return tokens[self._places].tolist()  # type: ignore[no-any-return]
+        return self.launch(logits, uniforms).tolist()
 
 
-def _best(logits: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
+def best_tokens(logits: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
+    """See the package's docstring for shapes and rules."""
+    if len(rows) == 0:
+        return torch.empty(0, dtype=torch.int64, device=logits.device)
     settings = DrawSettings.neutral(len(rows), logits.shape[1])
     chosen, _ = _to_device(logits, rows, settings, np.zeros(len(rows)))
     tokens = chosen.new(torch.int64)
-    if len(rows):
-        bests = best_of_tiles(chosen)
-        _best_tokens[(len(rows),)](bests, chosen.tiles, tokens, TILES=power_of_two(chosen.tiles))
+    bests = best_of_tiles(chosen)
+    _best_tokens[(len(rows),)](bests, chosen.tiles, tokens, TILES=power_of_two(chosen.tiles))
     return tokens
 
 
-def _drawn(logits: torch.Tensor, rows: np.ndarray, settings: DrawSettings, uniforms: np.ndarray) -> torch.Tensor:
+def draw_tokens(logits: torch.Tensor, rows: np.ndarray, settings: DrawSettings, uniforms: np.ndarray) -> torch.Tensor:
+    """See the package's docstring for shapes and rules."""
+    if len(rows) == 0:
+        return torch.empty(0, dtype=torch.int64, device=logits.device)
     chosen, limits = _to_device(logits, rows, settings, uniforms)
     tokens = chosen.new(torch.int64)
-    if len(rows):
-        kept = _find_kept(chosen, limits)
-        _draw_tokens[(len(rows),)](
-            *chosen.arguments, *kept, limits.uniforms, chosen.mass_unit, chosen.tiles, tokens, **chosen.tiled
-        )
+    kept = _find_kept(chosen, limits)
+    _draw_tokens[(len(rows),)](
+        *chosen.arguments, *kept, limits.uniforms, chosen.mass_unit, chosen.tiles, tokens, **chosen.tiled
+    )
     return tokens
 
 

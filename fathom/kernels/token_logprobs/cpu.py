@@ -6,18 +6,18 @@ import numpy as np
 import torch
 
 from fathom.kernels.native import cpu
-from fathom.step import LogprobsArrays
+from fathom.kernels.token_logprobs.scores import TokenScores
 
 
 def token_logprobs(
-    logits: torch.Tensor, rows: np.ndarray, targets: np.ndarray, k: int, normalised: bool
-) -> LogprobsArrays:
+    logits: torch.Tensor, rows: np.ndarray, targets: torch.Tensor, k: int, normalised: bool
+) -> TokenScores:
     """See the package's docstring for shapes and rules."""
     logits = logits.contiguous()
-    shape = (len(rows), 1 + k)
-    arrays = LogprobsArrays(np.empty(shape, np.int32), np.empty(shape, np.float32), np.empty(len(rows), np.int32))
+    scores = TokenScores.empty(len(rows), k, logits.device)
+    address, bytes_of_cells = scores.packed.data_ptr(), len(rows) * scores.width * scores.packed.itemsize
     cpu.token_logprobs(
-        arrays.token_ids.ctypes.data, arrays.logprobs.ctypes.data, arrays.ranks.ctypes.data,
-        logits.data_ptr(), rows.ctypes.data, targets.ctypes.data, len(rows), logits.shape[1], k, normalised,
+        address, address + bytes_of_cells, address + 2 * bytes_of_cells,
+        logits.data_ptr(), rows.ctypes.data, targets.data_ptr(), len(rows), logits.shape[1], k, normalised,
     )  # fmt: skip
-    return arrays
+    return scores

@@ -6,25 +6,25 @@ import numpy as np
 import torch
 
 from fathom.kernels.slices import row_slices
-from fathom.step import LogprobsArrays
+from fathom.kernels.token_logprobs.scores import TokenScores
 
 
 def token_logprobs(
-    logits: torch.Tensor, rows: np.ndarray, targets: np.ndarray, k: int, normalised: bool
-) -> LogprobsArrays:
+    logits: torch.Tensor, rows: np.ndarray, targets: torch.Tensor, k: int, normalised: bool
+) -> TokenScores:
     """See the package's docstring for shapes and rules."""
-    shape = (len(rows), 1 + k)
-    arrays = LogprobsArrays(np.empty(shape, np.int32), np.empty(shape, np.float32), np.empty(len(rows), np.int32))
+    found = TokenScores.empty(len(rows), k, logits.device)
+    all_token_ids, all_scores, ranks = found.views()
     for piece in row_slices((len(rows), logits.shape[1]), logits.device):
         chosen = logits[torch.from_numpy(rows[piece]).to(logits.device)]
-        token_ids = torch.from_numpy(targets[piece]).to(logits.device).unsqueeze(1)
+        token_ids = targets[piece].unsqueeze(1)
         above = chosen > chosen.gather(1, token_ids)
         token_ids = torch.cat([token_ids, _best(chosen, k)], dim=1)
         scores = chosen.log_softmax(dim=-1) if normalised else chosen
-        arrays.ranks[piece] = (above.sum(dim=-1) + 1).cpu().numpy()
-        arrays.logprobs[piece] = scores.gather(1, token_ids).cpu().numpy()
-        arrays.token_ids[piece] = token_ids.cpu().numpy()
-    return arrays
+        ranks[piece] = above.sum(dim=-1) + 1
+        all_scores[piece] = scores.gather(1, token_ids)
+        all_token_ids[piece] = token_ids
+    return found
 
 
 def _best(logits: torch.Tensor, k: int) -> torch.Tensor:

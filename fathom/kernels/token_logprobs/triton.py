@@ -26,24 +26,22 @@ from fathom.kernels.row_search import (
     load_values,
     mass_of,
 )
-from fathom.step import LogprobsArrays
+from fathom.kernels.token_logprobs.scores import TokenScores
 
 
 def token_logprobs(
-    logits: torch.Tensor, rows: np.ndarray, targets: np.ndarray, k: int, normalised: bool
-) -> LogprobsArrays:
+    logits: torch.Tensor, rows: np.ndarray, targets: torch.Tensor, k: int, normalised: bool
+) -> TokenScores:
     """See the package's docstring for shapes and rules."""
     num_rows, width = len(rows), 1 + k
-    host = np.empty((4, num_rows), np.int64)
-    host[0], host[1], host[2] = rows, targets, k
-    host[3].view(np.float32)[:num_rows] = 1.0
-    numbers, chosen, counts, ones = to_device(host, logits.device)
+    host = np.empty((3, num_rows), np.int64)
+    host[0], host[1] = rows, k
+    host[2].view(np.float32)[:num_rows] = 1.0
+    numbers, counts, ones = to_device(host, logits.device)
     there = Rows.of(logits, numbers, ones.view(torch.float32)[:num_rows])
-    # All that goes back, in one copy: the rows' token ids, the bits of their scores, and their ranks.
-    answers = torch.empty(num_rows * (2 * width + 1), dtype=torch.int32, device=logits.device)
-    cells = num_rows * width
-    token_ids = answers[:cells].view(num_rows, width)
-    token_ids[:, 0] = chosen
+    found = TokenScores.empty(num_rows, k, logits.device)
+    token_ids, scores, ranks = found.views()
+    token_ids[:, 0] = targets
     if k > 0:
         _best(there, counts, token_ids[:, 1:])
     masses, above = there.new_tiles(torch.int64), there.new_tiles(torch.int32)
@@ -60,17 +58,12 @@ def token_logprobs(
         there.tiles,
         masses,
         above,
-        answers[cells : 2 * cells].view(torch.float32),
-        answers[2 * cells :],
+        scores,
+        ranks,
         **there.tiled,
         NORMALISED=normalised,
     )
-    found = answers.cpu().numpy()
-    return LogprobsArrays(
-        found[:cells].reshape(num_rows, width),
-        found[cells : 2 * cells].view(np.float32).reshape(num_rows, width),
-        found[2 * cells :],
-    )
+    return found
 
 
 def _best(rows: Rows, counts: torch.Tensor, token_ids: torch.Tensor) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
+from fathom.kernels.gpu import to_device
 from fathom.params import SamplingParams
 from fathom.worker.sample.cells import LogitCells
 from fathom.worker.sample.interface import BatchUpdate, LogitsProcessor, LogitsProcessorContext
@@ -15,6 +17,8 @@ class AllowedTokenIds(LogitsProcessor):
 
     It sets the allowed logits aside, masks the whole row and puts them back, so that no mask is kept.
     """
+
+    reads_output = False
 
     def __init__(self, context: LogitsProcessorContext, device: torch.device, is_pin_memory: bool) -> None:
         self._device = device
@@ -33,7 +37,7 @@ class AllowedTokenIds(LogitsProcessor):
         if batch_update is None or not self._allowed.update(batch_update, _allowed_token_ids):
             return
         self._cells = LogitCells.of(self._allowed.items(), self._device)
-        self._rows = torch.tensor([row for row, _ in self._allowed.items()], device=self._device)
+        self._rows = to_device(np.array([row for row, _ in self._allowed.items()], np.int64), self._device)
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
         if self._cells is None or self._rows is None:

@@ -38,6 +38,8 @@ class BadWords(LogitsProcessor):
     A word of one token is always masked. The prompt does not count: a word may not begin there.
     """
 
+    reads_output = True
+
     def __init__(self, context: LogitsProcessorContext, device: torch.device, is_pin_memory: bool) -> None:
         self._vocab_size = context.vocab_size
         self._device = device

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+
+from fathom.kernels.gpu import to_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +27,7 @@ class LogitCells:
         cells = [(row, token_id) for row, ids in ids_by_row for token_id in dict.fromkeys(ids)]
         if not cells:
             return None
-        rows, token_ids = torch.tensor(cells, dtype=torch.int64, device=device).unbind(1)
+        rows, token_ids = to_device(np.array(cells, np.int64), device).unbind(1)
         return cls(rows, token_ids)
 
     def gather(self, logits: torch.Tensor) -> torch.Tensor:
@@ -37,4 +40,4 @@ class LogitCells:
 
     def mask(self, logits: torch.Tensor) -> torch.Tensor:
         """Make the cells' tokens impossible, in place; returns the logits."""
-        return self.put(logits, torch.tensor(-torch.inf, device=logits.device))
+        return self.put(logits, logits.new_full((), -torch.inf))

@@ -22,6 +22,8 @@ class GuardedProcessor:
     update_state raises       all requests in the batch fail: the processor may have lost track of any of them
     """
 
+    reads_output = True
+
     def __init__(self, processor: LogitsProcessor) -> None:
         self._processor = processor
         self._name = type(processor).__name__

@@ -55,7 +55,7 @@ class LogitsProcessorContext:
 class LogitsProcessor(ABC):
     """Changes the logits of some rows of the batch.
 
-    One instance lives in each worker. Before each forward pass `update_state` is called once, then `apply`.
+    One instance lives in each worker. In each step `update_state` is called once, then `apply`.
     """
 
     @abstractmethod

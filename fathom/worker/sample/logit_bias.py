@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
+from fathom.kernels.gpu import to_device
 from fathom.params import SamplingParams
 from fathom.worker.sample.cells import LogitCells
 from fathom.worker.sample.interface import BatchUpdate, LogitsProcessor, LogitsProcessorContext
@@ -12,6 +14,8 @@ from fathom.worker.sample.rows import RowStates
 
 class LogitBias(LogitsProcessor):
     """Adds each row's biases. A token that a mask has excluded stays excluded, whatever its bias."""
+
+    reads_output = False
 
     def __init__(self, context: LogitsProcessorContext, device: torch.device, is_pin_memory: bool) -> None:
         self._device = device
@@ -31,7 +35,7 @@ class LogitBias(LogitsProcessor):
             return
         self._cells = LogitCells.of(self._biases.items(), self._device)
         values = [value for _, bias in self._biases.items() for value in bias.values()]
-        self._values = torch.tensor(values, dtype=torch.float32, device=self._device)
+        self._values = to_device(np.array(values, np.float32), self._device)
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
         if self._cells is None:

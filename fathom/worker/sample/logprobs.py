@@ -17,8 +17,8 @@ from typing import Literal
 import numpy as np
 import torch
 
-from fathom.kernels.token_logprobs import token_logprobs
-from fathom.step import LogprobsArrays
+from fathom.kernels.gpu import to_device
+from fathom.kernels.token_logprobs import TokenScores, token_logprobs
 
 LogprobsMode = Literal["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"]
 
@@ -35,7 +35,7 @@ def is_normalised(mode: LogprobsMode) -> bool:
 
 def prompt_logprobs(
     logits: torch.Tensor, targets: np.ndarray, k: int, mode: LogprobsMode = "raw_logprobs"
-) -> LogprobsArrays:
+) -> TokenScores:
     """Logprobs of prompt tokens.
 
     Args:
@@ -46,6 +46,5 @@ def prompt_logprobs(
     """
     vocab_size = logits.shape[1]
     k = vocab_size if k < 0 else min(k, vocab_size)
-    return token_logprobs(
-        logits.to(torch.float32), np.arange(len(targets)), targets.astype(np.int64), k, is_normalised(mode)
-    )
+    targets_there = to_device(targets.astype(np.int64), logits.device)
+    return token_logprobs(logits.to(torch.float32), np.arange(len(targets)), targets_there, k, is_normalised(mode))

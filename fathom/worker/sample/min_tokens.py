@@ -28,6 +28,8 @@ class _Minimum:
 class MinTokens(LogitsProcessor):
     """Masks end-of-sequence and stop tokens of the rows that are still below their minimum."""
 
+    reads_output = False
+
     def __init__(self, context: LogitsProcessorContext, device: torch.device, is_pin_memory: bool) -> None:
         self._vocab_size = context.vocab_size
         self._device = device

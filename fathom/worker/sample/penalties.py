@@ -56,6 +56,8 @@ class _TokenCounts:
 class Penalties(LogitsProcessor):
     """Applies the three penalties to the tokens that each row has seen."""
 
+    reads_output = True
+
     def __init__(self, context: LogitsProcessorContext, device: torch.device, is_pin_memory: bool) -> None:
         self._requests: RowStates[_TokenCounts] = RowStates()
         self._rows = np.zeros(0, np.int64)

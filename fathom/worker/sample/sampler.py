@@ -18,6 +18,8 @@ The order, and why:
 A stage that no row uses is skipped, and so are 7 to 11 while every row is greedy. Where nothing stands between them, 7,
 8, 10 and 11 are one kernel, which leaves the logits as they are. No stage mixes rows, so a row's token does not depend
 on what else is in the batch.
+
+`launch` leaves the tokens where the logits are: on a GPU it waits for nothing. `forward` brings them to the host.
 """
 
 from __future__ import annotations
@@ -29,10 +31,10 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from fathom.kernels.gpu import to_device
 from fathom.kernels.sampling import NO_TOKEN, Choice, DrawSettings, best_tokens, make_choice, truncate
-from fathom.kernels.token_logprobs import token_logprobs
+from fathom.kernels.token_logprobs import TokenScores, token_logprobs
 from fathom.params import SamplingParams
-from fathom.step import LogprobsArrays
 from fathom.worker.sample.allowed_token_ids import AllowedTokenIds
 from fathom.worker.sample.bad_words import BadWords
 from fathom.worker.sample.guard import GuardedProcessor
@@ -42,38 +44,20 @@ from fathom.worker.sample.logprobs import LogprobsMode, is_normalised, is_proces
 from fathom.worker.sample.min_tokens import MinTokens
 from fathom.worker.sample.penalties import Penalties
 from fathom.worker.sample.rows import RowValues
+from fathom.worker.sample.samples import SamplerOutput, Samples
 from fathom.worker.sample.truncation import Truncation
 
 _NO_LOGPROBS = -1
 
-_NOT_FINITE = (
-    "the model's logits are not finite (NaN or infinity): its weights are damaged, or dtype is too narrow "
-    "for them; try dtype='float32'"
-)
-_NOTHING_LEFT = (
-    "no token is left to sample: allowed_token_ids, bad_words, min_tokens and custom logits processors "
-    "exclude them all, or a custom one made NaN or infinity"
-)
-
-
-@dataclass(frozen=True, slots=True)
-class SamplerOutput:
-    """What one call produced.
-
-    token_ids: n, of the rows that were asked for; NO_TOKEN (-1) for those that failed.
-    logprobs: one entry per row of `logprobs_rows`, as wide as the widest request of them; None without any.
-    logprobs_rows: batch rows in the order of `logprobs`.
-    errors: batch row -> why it failed.
-    """
-
-    token_ids: list[int]
-    logprobs: LogprobsArrays | None
-    logprobs_rows: list[int]
-    errors: dict[int, str]
-
 
 class Stage(Protocol):
-    """A logits processor of the list. in_use: whether any row has use for it; if not, `apply` is not called."""
+    """A logits processor of the list.
+
+    in_use: whether any row has use for it; if not, `apply` is not called.
+    reads_output: whether it looks at the values of a request's output tokens, and not only at their number.
+    """
+
+    reads_output: bool
 
     @property
     def in_use(self) -> bool: ...
@@ -118,7 +102,7 @@ class Sampler:
         self._before_top_k: list[Stage] = [*keep_best]
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:
-        """Follow the batch's rows; to be called once before each `forward`, with None if nothing changed."""
+        """Follow the batch's rows; called once before each `forward` or `launch`, with None if nothing changed."""
         if batch_update is None:
             for guarded in self._guarded:  # Fathom's own have nothing to do then
                 guarded.update_state(None)
@@ -129,10 +113,15 @@ class Sampler:
         self._truncation.update_state(batch_update)
         self._row_num_logprobs = self._num_logprobs.update(batch_update, self._wanted_logprobs)
 
+    @property
+    def reads_output(self) -> bool:
+        """Whether the next step's sampling needs the values of all tokens that the batch's rows have so far."""
+        return any(stage.reads_output and stage.in_use for stage in (*self._before_argmax, *self._before_top_k))
+
     def forward(
         self, logits: torch.Tensor, rows: Sequence[int], uniforms: Callable[[list[int]], list[float]]
     ) -> SamplerOutput:
-        """Sample.
+        """Sample, and wait for the tokens.
 
         Args:
             logits: [n, vocab_size] float32, of the rows whose token is wanted; may be overwritten.
@@ -149,35 +138,55 @@ class Sampler:
             token_ids = wishes.choice.choose(logits, numbers)
             if NO_TOKEN not in token_ids:
                 return SamplerOutput(token_ids, None, [], {})
-        return self._forward_by_stages(logits, wishes, numbers)
+        samples = self._launch_by_stages(logits, wishes, numbers, waits=True)
+        return (samples if self._device.type == "cpu" else samples.copied(torch.Tensor.cpu)).output()
 
     @torch.inference_mode()
-    def _forward_by_stages(self, logits: torch.Tensor, wishes: _Wishes, numbers: list[float]) -> SamplerOutput:
-        """`forward` with all that the module's docstring lists. numbers: of the rows that are drawn."""
+    def launch(
+        self, logits: torch.Tensor, rows: Sequence[int], uniforms: Callable[[list[int]], list[float]]
+    ) -> Samples:
+        """Sample, and wait for nothing but what custom processors wait for; arguments as of `forward`."""
+        wishes = self._wishes
+        if wishes is None or wishes.given is not rows:
+            wishes = self._wishes = self._wishes_of(rows)
+        numbers = uniforms(wishes.drawn) if wishes.drawn else []
+        if wishes.plain:
+            return Samples(wishes.rows, wishes.choice.launch(logits, numbers), {})
+        return self._launch_by_stages(logits, wishes, numbers, waits=False)
+
+    @torch.inference_mode()
+    def _launch_by_stages(self, logits: torch.Tensor, wishes: _Wishes, numbers: list[float], waits: bool) -> Samples:
+        """All that the module's docstring lists.
+
+        Args:
+            numbers: of the rows that are drawn.
+            waits: whether tensors may be looked into, which saves work.
+        """
         step = _Step(logits, wishes)
         scored, choice = wishes.scored, wishes.choice
         of_processed = scored is not None and is_processed(self._mode)
         stages = [stage for stage in self._before_argmax if stage.in_use]
         late_stages = [stage for stage in self._before_top_k if stage.in_use] if wishes.drawn or of_processed else []
         scores_of = None if scored is None else _Scored(step.logits, scored)
+        not_finite = None
         if stages or late_stages:
             if scored is not None and not of_processed:
-                kept = step.logits[torch.from_numpy(scored).to(step.logits.device)]
+                kept = step.logits[to_device(scored, step.logits.device)]
                 scores_of = _Scored(kept, np.arange(len(kept)))
-            step.fail(best_tokens(step.logits, step.places) == NO_TOKEN, _NOT_FINITE)
+            not_finite = best_tokens(step.logits, step.places) == NO_TOKEN
+            if not waits or not_finite.any():
+                step.empty(not_finite)
             step.spread_out(len(self._row_num_logprobs))
             step.apply(stages)
         if stages or late_stages or of_processed:
             settings = self._truncate(step, wishes.settings, late_stages, of_processed)
             choice = self._make_choice(step.places, wishes.is_random, settings)
 
-        step.token_ids = choice.choose(step.logits, numbers)
-        self._take_errors(step)
-        if NO_TOKEN in step.token_ids:
-            step.fail(np.array(step.token_ids) == NO_TOKEN, _NOTHING_LEFT if stages or late_stages else _NOT_FINITE)
+        token_ids = choice.launch(step.logits, numbers)
         if scored is not None and of_processed:
             scores_of = _Scored(step.logits, step.places[scored])
-        return self._output(step, scores_of, scored)
+        scores = None if scores_of is None or scored is None else self._score(step, scores_of, scored, token_ids)
+        return Samples(step.rows, token_ids, self._take_errors(step.rows), not_finite, scored, scores)
 
     def _wishes_of(self, given: Sequence[int]) -> _Wishes:
         rows = np.asarray(given, np.int64)
@@ -213,27 +222,21 @@ class Sampler:
             settings = neutral
         return settings
 
-    def _take_errors(self, step: _Step) -> None:
-        """Fail the rows that custom processors could not serve."""
+    def _take_errors(self, rows: np.ndarray) -> dict[int, str]:
+        """Of the rows that custom processors could not serve, the first reasons."""
+        errors: dict[int, str] = {}
         if self._guarded:
             active = np.zeros(len(self._row_num_logprobs), np.bool_)
-            active[step.rows] = True
+            active[rows] = True
             for guarded in self._guarded:
-                step.fail_rows(guarded.take_errors(active))
+                errors = guarded.take_errors(active) | errors
+        return errors
 
-    def _output(self, step: _Step, scores: _Scored | None, scored: np.ndarray | None) -> SamplerOutput:
-        """The step's result, with the logprobs of those scored rows that have not failed."""
-        if step.errors:
-            step.token_ids = np.where(step.alive, step.token_ids, NO_TOKEN).tolist()
-        if scores is None or scored is None or not step.alive[scored].any():
-            return SamplerOutput(step.token_ids, None, [], step.errors)
-        has_token = step.alive[scored]
-        scored, places = scored[has_token], scores.places[has_token]
-        rows = step.rows[scored]
-        k = int(self._row_num_logprobs[rows].max())
-        token_ids = np.array(step.token_ids)[scored]
-        arrays = token_logprobs(scores.logits, places, token_ids, k, is_normalised(self._mode))
-        return SamplerOutput(step.token_ids, arrays, rows.tolist(), step.errors)
+    def _score(self, step: _Step, scores_of: _Scored, scored: np.ndarray, token_ids: torch.Tensor) -> TokenScores:
+        """The logprobs of scored rows; of a row that has no token they are never looked at."""
+        k = int(self._row_num_logprobs[step.rows[scored]].max())
+        chosen = token_ids if len(scored) == len(token_ids) else token_ids[to_device(scored, token_ids.device)]
+        return token_logprobs(scores_of.logits, scores_of.places, chosen.clamp(min=0), k, is_normalised(self._mode))
 
     def _wanted_logprobs(self, params: SamplingParams) -> int:
         if params.logprobs is None:
@@ -272,45 +275,30 @@ class _Scored:
 class _Step:
     """The rows of one call.
 
-    rows: [n], the batch's. places: [n], their rows in `logits`. alive: [n] bool, which have not failed.
-    errors: batch row -> why it failed.
+    rows: [n], the batch's. places: [n], their rows in `logits`.
     """
 
     def __init__(self, logits: torch.Tensor, wishes: _Wishes) -> None:
         self.logits = logits
         self.rows = wishes.rows
         self.places = wishes.places
-        self.token_ids: list[int] = []
-        self.alive = np.ones(len(self.rows), np.bool_)
-        self.errors: dict[int, str] = {}
 
-    def fail(self, failed: np.ndarray, message: str) -> None:
-        """Fail the alive rows among `failed`, [n] bool."""
-        failed = failed & self.alive
-        if failed.any():
-            self.fail_rows(dict.fromkeys(self.rows[failed].tolist(), message))
-
-    def fail_rows(self, errors: dict[int, str]) -> None:
-        """Fail rows of the batch; the first reason stays."""
-        if errors:
-            self.errors = errors | self.errors
-            self.alive &= ~np.isin(self.rows, list(errors))
+    def empty(self, failed: torch.Tensor) -> None:
+        """Make rows of `logits` hold token 0 and nothing else, which costs every stage the least. failed: [n] bool."""
+        self.logits.masked_fill_(failed.unsqueeze(1), -torch.inf)
+        self.logits[:, 0].masked_fill_(failed, 0.0)
 
     def spread_out(self, num_rows: int) -> None:
         """Make `logits` [num_rows, vocab_size], a row for each row of the batch, as processors expect it.
 
-        Rows that have failed or were not asked for hold token 0 and nothing else, which costs every stage the least.
+        Rows that were not asked for hold token 0 and nothing else.
         """
         if len(self.rows) < num_rows:
             compact = self.logits
             self.logits = compact.new_full((num_rows, compact.shape[1]), -torch.inf)
             self.logits[:, 0] = 0.0
-            self.logits[torch.from_numpy(self.rows).to(compact.device)] = compact
+            self.logits[to_device(self.rows, compact.device)] = compact
             self.places = self.rows
-        if not self.alive.all():
-            failed = torch.from_numpy(self.places[~self.alive]).to(self.logits.device)
-            self.logits[failed] = -torch.inf
-            self.logits[failed, 0] = 0.0
 
     def apply(self, stages: Sequence[Stage]) -> None:
         for stage in stages:
