@@ -127,7 +127,20 @@ class RuntimeOptions:
     cpu_cores: str | None = option(
         None, 'Cores to bind the model\'s threads to, one each, as in "0-3,8"; default: they are not bound.'
     )
-    enforce_eager: bool = option(False, "Run every step call by call; else decode steps are recorded and replayed.")
+    enforce_eager: bool = option(False, "Run every step call by call; else steps are recorded and replayed.")
+    cudagraph_mode: Literal["NONE", "PIECEWISE", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"] | None = option(
+        None,
+        "CUDA: steps that are captured as graphs; FULL: decodes as one graph each, PIECEWISE: any batch, attention "
+        "between graphs; default: FULL_AND_PIECEWISE, or NONE with enforce_eager.",
+    )
+    cudagraph_capture_sizes: tuple[int, ...] | None = option(
+        None,
+        "CUDA: batch sizes in tokens that graphs are captured for, smaller batches are padded; default: 1, 2, 4, then "
+        "every 8 up to 256, then every 16.",
+    )
+    max_cudagraph_capture_size: int | None = option(
+        None, "CUDA: largest of these sizes; default: twice max_num_seqs, up to 512."
+    )
     ready_timeout_s: float | None = option(
         None, "Seconds to wait for the engine process; default FATHOM_ENGINE_READY_TIMEOUT_S, else 600."
     )
@@ -203,7 +216,7 @@ def _check_type(name: str, value: Any, expected: Any) -> Any:
             if isinstance(value, str) and value in get_args(alternative):
                 return value
         elif get_origin(alternative) is tuple:
-            if isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value):
+            if isinstance(value, (list, tuple)) and all(type(item) is get_args(alternative)[0] for item in value):
                 return tuple(value)
         elif alternative is float and isinstance(value, (int, float)) and not isinstance(value, bool):
             return float(value)
@@ -218,7 +231,7 @@ def _type_words(alternatives: tuple[Any, ...]) -> str:
         if get_origin(kind) is Literal:
             words += [repr(choice) for choice in get_args(kind)]
         elif get_origin(kind) is tuple:
-            words.append("a list of str")
+            words.append(f"a list of {get_args(kind)[0].__name__}")
         else:
             words.append("None" if kind is type(None) else kind.__name__)
     return " or ".join(words)
@@ -236,7 +249,9 @@ _SMALLEST = {
     "num_threads": 1,
     "tensor_parallel_size": 1,
     "pipeline_parallel_size": 1,
+    "max_cudagraph_capture_size": 1,
 }
+_SIZES_RULE = "must be numbers of tokens, each at least 1"
 _INT64 = 2**63 - 1  # what crosses the process boundary
 
 
@@ -247,6 +262,8 @@ def _check_ranges(config: EngineConfig) -> None:
             low = _SMALLEST.get(name, -_INT64)
             _require(value >= low, name, value, f"must be at least {low}")
             _require(value <= _INT64, name, value, f"must be at most {_INT64}")
+    sizes = config.runtime.cudagraph_capture_sizes
+    _require(sizes is None or all(1 <= size <= _INT64 for size in sizes), "cudagraph_capture_sizes", sizes, _SIZES_RULE)
     target = config.scheduler.itl_target_ms
     _require(target is None or 0 <= target < math.inf, "itl_target_ms", target, "must be a number of milliseconds")
     share, timeout = config.cache.gpu_memory_utilization, config.runtime.ready_timeout_s

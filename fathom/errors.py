@@ -55,6 +55,10 @@ class CheckpointError(ClientError):
     """A weight, tokenizer or config file is truncated, corrupt, or does not match the model."""
 
 
+class InsufficientMemoryError(ClientError):
+    """The device's memory does not hold weights, activations, graphs and KV cache; the message has the numbers."""
+
+
 class ServerError(FathomError, RuntimeError):
     """The engine's own failure."""
 

@@ -6,6 +6,7 @@ from fathom.config import EngineConfig
 from fathom.errors import ConfigError
 from fathom.hardware import Hardware, parse_cores
 from fathom.model_config.values import ModelConfig
+from fathom.resolve_graphs import resolve_graphs
 from fathom.resolve_parallel import resolve_parallel
 
 DEFAULT_MAX_NUM_SEQS = 256
@@ -30,6 +31,7 @@ def resolve(config: EngineConfig, model: ModelConfig, hardware: Hardware) -> tup
     backend = resolve_parallel(config, model, device, threads, hardware.cores, reasons)
     weights = _weights(config, model, device, hardware, reasons)
     dtype = _dtype(config, model, device, reasons)
+    graph_mode, graph_sizes = resolve_graphs(config, device, max_num_seqs, budget, reasons)
     resolved = config.replace(
         device=device,
         weights=weights,
@@ -43,6 +45,8 @@ def resolve(config: EngineConfig, model: ModelConfig, hardware: Hardware) -> tup
         num_threads=threads,
         distributed_executor_backend=backend,
         async_scheduling=_async_scheduling(config, device, reasons),
+        cudagraph_mode=graph_mode,
+        cudagraph_capture_sizes=graph_sizes,
     )
     return resolved, reasons
 

@@ -43,9 +43,11 @@ def _type_words(kind: Any) -> str:
     if get_origin(kind) is Literal:
         return ", ".join(f"`{choice!r}`" for choice in get_args(kind))
     if get_origin(kind) is tuple:
-        return "list of str"
-    alternatives = get_args(kind) or (kind,)
-    return " or ".join("None" if item is type(None) else item.__name__ for item in alternatives)
+        return f"list of {get_args(kind)[0].__name__}"
+    alternatives = get_args(kind)
+    if alternatives:
+        return " or ".join(_type_words(item) for item in alternatives)
+    return "None" if kind is type(None) else str(kind.__name__)
 
 
 def main(arguments: list[str]) -> int:

@@ -109,6 +109,13 @@ def test_an_option_like_no_other_has_no_suggestion() -> None:
         ("multiprocess", "no", "multiprocess must be bool or None, got 'no'."),
         ("logits_processors", "a:B", "logits_processors must be a list of str, got 'a:B'."),
         ("logits_processors", [5], "logits_processors must be a list of str, got [5]."),
+        ("cudagraph_capture_sizes", 8, "cudagraph_capture_sizes must be a list of int or None, got 8."),
+        ("cudagraph_capture_sizes", [True], "cudagraph_capture_sizes must be a list of int or None, got [True]."),
+        (
+            "cudagraph_capture_sizes",
+            [4, 0],
+            "cudagraph_capture_sizes must be numbers of tokens, each at least 1, got (4, 0).",
+        ),
     ],
     ids=str,
 )
@@ -186,6 +193,8 @@ def test_what_the_user_chose_stays_and_needs_no_reason() -> None:
         "kv_cache_dtype": "float32",
         "async_scheduling": False,
         "distributed_executor_backend": "uni",
+        "cudagraph_mode": "NONE",
+        "cudagraph_capture_sizes": (),
     }
     config, reasons = resolve(EngineConfig.from_options(**options), MODEL, HARDWARE)
     assert config == EngineConfig.from_options(**options)

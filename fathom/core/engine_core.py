@@ -89,6 +89,8 @@ class EngineCore:
         phases.mark("create KV cache")
         self.executor.warm_up()
         phases.mark("warm up")
+        if self.executor.capture_model():
+            phases.mark("capture graphs")
         step_size = self._size_step(setup, phases)
         self.scheduler = Scheduler(setup.config, kv_cache_config, max_model_len, step_size)
         self._control = ControlOperations(self.scheduler, self.executor)

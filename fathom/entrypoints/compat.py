@@ -29,6 +29,9 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "disable_custom_all_reduce": (False, True),
 }
 
+_OF_COMPILATION_CONFIG = {"cudagraph_mode", "cudagraph_capture_sizes", "max_cudagraph_capture_size"}
+"""Entries of vLLM's compilation_config that are options of ours."""
+
 _OTHER_WORDS = {
     ("dtype", "half"): "float16",
     ("dtype", "float"): "float32",
@@ -51,7 +54,7 @@ def check_vllm_options(options: dict[str, Any]) -> dict[str, Any]:
         ConfigError: one asks for something that Fathom does not do.
     """
     ours = {}
-    for name, value in options.items():
+    for name, value in _with_graph_options(options).items():
         if name not in _NEUTRAL:
             ours[name] = _in_our_words(name, value)
         elif value not in _NEUTRAL[name]:
@@ -65,6 +68,14 @@ def check_vllm_options(options: dict[str, Any]) -> dict[str, Any]:
     return ours
 
 
+def _with_graph_options(options: dict[str, Any]) -> dict[str, Any]:
+    """With a compilation_config that is about CUDA graphs only taken apart."""
+    entries = options.get("compilation_config")
+    if not isinstance(entries, dict) or not entries or not entries.keys() <= _OF_COMPILATION_CONFIG:
+        return options
+    return {name: value for name, value in options.items() if name != "compilation_config"} | entries
+
+
 def _in_our_words(name: str, value: Any) -> Any:
     if name == "kv_cache_dtype" and isinstance(value, str) and value.startswith(_KV_CACHE_TYPES_OF_VLLM):
         raise ConfigError(
@@ -73,6 +84,8 @@ def _in_our_words(name: str, value: Any) -> Any:
             value=value,
             hint="Use 'int8', which takes about as many bytes as fp8, or leave it at 'auto'.",
         )
+    if name == "cudagraph_mode" and isinstance(value, str):
+        return value.upper()
     if name in ("dtype", "kv_cache_dtype"):
         value = str(value).removeprefix("torch.")
     return _OTHER_WORDS.get((name, value), value) if isinstance(value, str) else value

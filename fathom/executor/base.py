@@ -60,6 +60,10 @@ class Executor(ABC):
         """Run the model once, so that the first request does not pay for what is set up lazily."""
         self.collective_rpc("warm_up")
 
+    def capture_model(self) -> bool:
+        """Capture the steps that are to be CUDA graphs; whether there are any."""
+        return any(self.collective_rpc("capture_model"))
+
     def time_prefill(self) -> PrefillTimes:
         """What a prompt's tokens cost, on the slowest worker."""
         times: list[PrefillTimes] = self.collective_rpc("time_prefill")

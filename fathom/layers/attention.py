@@ -50,14 +50,17 @@ class PagedAttention(nn.Module):
             None if key_norm is None else key_norm.weight,
             0.0 if query_norm is None else query_norm.eps,
         )
-        attended = paged_attention(
+        return batch.attend(self, query, batch).flatten(1)
+
+    def attend(self, query: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+        """query [num_tokens, num_heads, head_dim] -> what each of them attended to, of the same shape."""
+        return paged_attention(
             query,
-            cache,
-            tables.block_table,
+            batch.kv_caches[self.layer_index],
+            batch.tables[self.layer_index].block_table,
             batch.query_start_loc,
             batch.seq_lens,
             self.scale,
             self.window,
             self.softcap,
         )
-        return attended.flatten(1)

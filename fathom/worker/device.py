@@ -19,6 +19,8 @@ from fathom.dist.place import ONLY, Place
 from fathom.errors import ConfigError
 from fathom.hardware import detect_hardware, parse_cores
 from fathom.kernels import native
+from fathom.worker.graph_capture import GraphCapture, TorchGraphCapture
+from fathom.worker.memory import GIB, MemoryUse
 
 logger = logging.getLogger(__name__)
 
@@ -51,11 +53,27 @@ class Device(ABC):
     """Whether it does what it is given later, in order, while the host goes on: then nothing is read back before its
     mark is passed, and a step's tokens stay where they are."""
     replays_steps: bool
-    """Whether decode steps can be recorded and replayed (worker/graphs.py)."""
+    """Whether decode steps can be recorded and replayed (worker/recorded_steps.py)."""
 
     @abstractmethod
-    def kv_cache_memory(self, run_largest_batch: Callable[[], None]) -> int:
-        """Bytes that the KV cache may take, now that the weights are loaded; may run the largest batch to measure."""
+    def profile(
+        self, weights: int, run_largest_batch: Callable[[], None], measure_graphs: Callable[[], int]
+    ) -> MemoryUse:
+        """What the memory is taken by, now that the weights are loaded: so many bytes of it.
+
+        May run the largest batch, and capture some graphs, to measure what they take.
+        """
+
+    @abstractmethod
+    def memory(self) -> tuple[int, int]:
+        """Bytes that are free, and bytes there are."""
+
+    def release_cached_memory(self) -> None:  # noqa: B027 - on a CPU the engine's loop does it now and then
+        """Give back to the system what was freed and kept for later."""
+
+    def graph_capture(self) -> GraphCapture:
+        """What captures CUDA graphs; only where the config asks for them."""
+        raise NotImplementedError(f"{self.torch_device} has no graphs")
 
     @abstractmethod
     def synchronize(self) -> None:
@@ -108,12 +126,21 @@ class CPUDevice(Device):
         if native.cpu is not None:
             native.cpu.set_num_threads(num_threads, cores)
 
-    def kv_cache_memory(self, run_largest_batch: Callable[[], None]) -> int:
-        available = detect_hardware().available_memory
+    def profile(
+        self, weights: int, run_largest_batch: Callable[[], None], measure_graphs: Callable[[], int]
+    ) -> MemoryUse:
+        """The KV cache gets a share of what is available, so that a step has the rest; it is not measured."""
+        available, total = self.memory()
+        share = int(available * CPU_KV_MEMORY_SHARE / self._num_workers)
+        others = max(0, total - available - weights)
         logger.info(
-            "KV cache may take %.0f %% of the %.1f GiB that are available", 100 * CPU_KV_MEMORY_SHARE, available / 2**30
+            "KV cache may take %.0f %% of the %.1f GiB that are available", 100 * CPU_KV_MEMORY_SHARE, available / GIB
         )
-        return int(available * CPU_KV_MEMORY_SHARE / self._num_workers)
+        return MemoryUse(total, others + weights + share, others, weights)
+
+    def memory(self) -> tuple[int, int]:
+        hardware = detect_hardware()
+        return hardware.available_memory, hardware.total_memory
 
     def synchronize(self) -> None:
         """Nothing runs behind our back."""
@@ -166,16 +193,31 @@ class CUDADevice(Device):
         self.replays_steps = False
         self._share = config.cache.gpu_memory_utilization
 
-    def kv_cache_memory(self, run_largest_batch: Callable[[], None]) -> int:
-        """The share of the device's memory that we may use, less the peak of a step of the largest batch."""
-        torch.cuda.empty_cache()
+    def profile(
+        self, weights: int, run_largest_batch: Callable[[], None], measure_graphs: Callable[[], int]
+    ) -> MemoryUse:
+        """Both are run. What the driver loads with the first kernels counts as others', so they are measured last."""
+        self.release_cached_memory()
         torch.cuda.reset_peak_memory_stats(self.torch_device)
-        free_before, total = torch.cuda.mem_get_info(self.torch_device)
-        used_by_others = total - free_before - torch.cuda.memory_reserved(self.torch_device)
         run_largest_batch()
         self.synchronize()
         peak = torch.cuda.max_memory_allocated(self.torch_device)
-        return max(0, int(total * self._share) - used_by_others - peak)
+        self.release_cached_memory()
+        graphs = measure_graphs()
+        self.release_cached_memory()
+        free, total = self.memory()
+        others = total - free - torch.cuda.memory_reserved(self.torch_device)
+        return MemoryUse(total, int(total * self._share), others, weights, max(0, peak - weights), graphs)
+
+    def memory(self) -> tuple[int, int]:
+        return torch.cuda.mem_get_info(self.torch_device)
+
+    def release_cached_memory(self) -> None:
+        self.synchronize()
+        torch.cuda.empty_cache()
+
+    def graph_capture(self) -> GraphCapture:
+        return TorchGraphCapture(self.torch_device)
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.torch_device)

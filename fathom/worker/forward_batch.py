@@ -9,11 +9,16 @@ The requests' tokens lie one after another in one flat dimension:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
 from fathom.kernels.kv_cache import KVCache
+
+if TYPE_CHECKING:
+    from fathom.layers.attention import PagedAttention
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +33,15 @@ class BlockTables:
     slot_mapping: torch.Tensor
 
 
+def attend_at_once(layer: PagedAttention, query: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+    """What attention is but while pieces of a step are captured (worker/graphs.py)."""
+    return layer.attend(query, batch)
+
+
+Attend = Callable[["PagedAttention", torch.Tensor, "ForwardBatch"], torch.Tensor]
+"""(layer, queries [num_tokens, num_heads, head_dim], batch) -> what they attended to, of the same shape."""
+
+
 @dataclass(frozen=True, slots=True)
 class ForwardBatch:
     """One step's batch.
@@ -35,12 +49,16 @@ class ForwardBatch:
     query_start_loc: [num_reqs + 1] int32. seq_lens: [num_reqs] int32.
     kv_caches: per layer.
     tables: per layer, its group's BlockTables.
+    attend: how a layer attends once its keys and values are stored: where all else of a step is cut from attention.
+
+    There may be more tokens than requests account for: padding, whose keys and values go to the null block.
     """
 
     query_start_loc: torch.Tensor
     seq_lens: torch.Tensor
     kv_caches: list[KVCache]
     tables: list[BlockTables]
+    attend: Attend = attend_at_once
 
 
 @dataclass(frozen=True, slots=True)

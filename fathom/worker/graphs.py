@@ -1,130 +1,142 @@
-"""StepGraphs: decode steps on the CPU, recorded once for each number of rows and then replayed by one native call.
+"""CUDAGraphs: steps captured at boot, for some batch sizes, and replayed without going through the model's Python.
 
-A decode step of n rows always makes the same kernel calls with the same sizes; only what lies in the inputs
-differs. Those are always in the same place (worker/input_buffers.py); the first step of n rows runs with its
-intermediate tensors in memory that stays where it is, too, while the native kernels note down their calls. Every later
-step of n rows is a replay:
+A decode step's work is the same from step to step, so all of it is one graph for each number of rows ("full"). Where a
+batch is mixed only attention differs, in what it is launched for. Everything between two attentions is then a graph of
+its own ("piecewise"), and one prompt's token among the decodes does not cost a step its graphs:
 
-    model(...)     some 300 calls from Python, each a few microseconds of allocating, slicing and checking
-    graph.replay() the same kernels back to back
+    [ embedding .. q, k, v, cache ]  attention  [ output, mlp .. q, k, v, cache ]  attention ... [ output, mlp, norm ]
+      graph 0                        launched     graph 1                          launched        graph n
 
-This is right only if nothing but native kernels touches the data, which is watched while recording: a model that
-also runs an operation of torch's is never replayed.
+Models know nothing of it. A layer attends through its batch (`ForwardBatch.attend`), and while pieces are captured the
+batch ends one there and begins the next.
+
+What crosses from a graph to a launch or back lies in buffers of its own: queries, what they attended to, the hidden
+states at the end. Each is as large as the largest bucket and serves all graphs and layers, one after the other; a
+graph's other tensors are in the pool that all share. Rows and tokens that fill up a bucket are at position 0 of the
+null block and see themselves only, so that all that they compute is defined, and nobody reads it.
+
+The head is not in a graph: its launches are made while the graph runs, and its logits would be a bucket's largest
+tensor by far.
 """
 
 from __future__ import annotations
 
-import logging
+import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from tqdm import tqdm
 
-from fathom.kernels import native
-from fathom.models.decoder import CausalLM
-from fathom.worker.arena import Arena, Place
-from fathom.worker.forward_batch import StepInputs
+from fathom.worker.graph_buckets import Bucket, GraphBuckets
+from fathom.worker.graph_capture import GraphCapture
 
-logger = logging.getLogger(__name__)
-
-MAX_GRAPH_ROWS = 64
-"""Larger steps are long enough for what Python does between kernels not to show."""
-
-
-@dataclass(frozen=True, slots=True)
-class _RecordedStep:
-    """A graph, and where it leaves its logits."""
-
-    graph: Any
-    logits: Place
+if TYPE_CHECKING:
+    from fathom.layers.attention import PagedAttention
+    from fathom.models.decoder import CausalLM
+    from fathom.worker.forward_batch import Attend, ForwardBatch, StepInputs
+    from fathom.worker.replay import PreparedStep
 
 
-class StepGraphs:
-    """The recorded steps of one model runner.
+class _Piece(NamedTuple):
+    """A graph, and the attention that is launched behind it; None behind the last one, or if it is in the graph."""
 
-    Args:
-        max_num_seqs: the most rows of a step.
+    replay: Callable[[], None]
+    attention: PagedAttention | None
 
-    The tensors of all steps' inputs, KV caches included, must be at the same addresses, whatever the number of rows.
+
+class CUDAGraphs:
+    """The captured steps of one model runner; a Replay (worker/replay.py).
+
+    The tensors of all steps' inputs, KV caches included, must be at the same addresses.
     """
 
-    def __init__(self, model: CausalLM, max_num_seqs: int) -> None:
+    def __init__(self, model: CausalLM, capture: GraphCapture, buckets: GraphBuckets) -> None:
         self._model = model
-        self._max_rows = min(max_num_seqs, MAX_GRAPH_ROWS)
-        self._arena = Arena(self._max_rows)
-        self._recorded: dict[int, _RecordedStep] = {}
-        self._last_rows, self._last_logits = 0, torch.empty(0)
-        self._usable = True
+        self._capture = capture
+        self._buckets = buckets
+        self._pieces: dict[Bucket, list[_Piece]] = {}
+        self._hidden = _SharedBuffer()
+        self._query = _SharedBuffer()
+        self._attended = _SharedBuffer()
 
     def cover(self, num_reqs: int, num_tokens: int, num_complete: int) -> bool:
-        """Whether a step can be replayed: the last token of each request, and not too many of them."""
-        return self._usable and num_tokens == num_reqs == num_complete and num_reqs <= self._max_rows
-
-    def run(self, rows: int, inputs: Callable[[], StepInputs]) -> torch.Tensor:
-        """Run a step that they cover; returns logits [rows, vocab_size], which the next call overwrites.
-
-        Args:
-            inputs: the step's tensors. Asked for if the step has to be recorded: a replay knows where they are.
-        """
-        recorded = self._recorded.get(rows)
-        if recorded is None:
-            return self._record(inputs(), rows)
-        recorded.graph.replay()
-        if self._last_rows != rows:
-            self._last_rows, self._last_logits = rows, self._arena.tensor_at(recorded.logits)
-        return self._last_logits
+        bucket = self._buckets.choose(num_reqs, num_tokens)
+        return bucket is not None and bucket in self._pieces
 
     @torch.inference_mode()
-    def _record(self, inputs: StepInputs, rows: int) -> torch.Tensor:
-        """Run the step and keep its graph."""
-        self._last_rows, self._last_logits = 0, torch.empty(0)  # their buffer may be used
-        watch = _Watch(self._arena)
-        native.cpu.start_recording()
-        try:
-            with watch:
-                logits = self._model.compute_logits(self._model(inputs.input_ids, inputs.positions, inputs.batch))
-        finally:
-            graph = native.cpu.stop_recording()
-        if watch.foreign is None:
-            self._recorded[rows] = _RecordedStep(graph, self._arena.place_of(logits))
-            logger.debug("recorded a decode step of %d rows: %d kernel calls", rows, len(graph))
-        else:
-            self._usable = False
-            logger.debug("decode steps are not replayed: the model runs %s", watch.foreign)
-        return logits
+    def run(self, num_reqs: int, num_tokens: int, step: PreparedStep) -> torch.Tensor:
+        bucket = self._buckets.choose(num_reqs, num_tokens)
+        assert bucket is not None, "a step that is not covered"
+        batch = step.padded_inputs(bucket.size if bucket.kind == "full" else num_reqs, bucket.size).batch
+        for replay, attention in self._pieces[bucket]:
+            replay()
+            if attention is not None:
+                attended = attention.attend(self._query.rows(num_tokens), batch)
+                self._attended.rows(num_tokens).copy_(attended)
+        return step.logits(self._hidden.rows(num_tokens))
+
+    def capture(self, buckets: list[Bucket], padding: PreparedStep, show_progress: bool = False) -> None:
+        """Capture the graphs of these buckets, none larger than the first one ever; all of them take seconds.
+
+        Args:
+            padding: a step without requests.
+        """
+        with self._capture.session():
+            for bucket in tqdm(buckets, desc="Capturing CUDA graphs", unit="size", disable=not show_progress):
+                self._pieces[bucket] = self._capture_one(bucket, padding)
+
+    @torch.inference_mode()
+    def _capture_one(self, bucket: Bucket, padding: PreparedStep) -> list[_Piece]:
+        """The step is run once before: kernels are compiled, and libraries set up, on first use, not in a capture."""
+        pieces: list[_Piece] = []
+
+        def break_off(layer: PagedAttention, query: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+            attended = self._leave_attention_out(layer, query, batch)
+            pieces.append(_Piece(self._capture.end(), layer))
+            self._capture.begin()
+            return attended
+
+        is_full = bucket.kind == "full"
+        step = padding.padded_inputs(bucket.size if is_full else 0, bucket.size)
+        self._forward(step if is_full else _attending_by(step, self._leave_attention_out))
+        self._capture.begin()
+        self._forward(step if is_full else _attending_by(step, break_off))
+        pieces.append(_Piece(self._capture.end(), None))
+        return pieces
+
+    def _forward(self, step: StepInputs) -> None:
+        """The model's whole forward pass, its result put to where `run` reads it."""
+        self._hidden.keep(self._model(step.input_ids, step.positions, step.batch))
+
+    def _leave_attention_out(self, layer: PagedAttention, query: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+        """Put the queries to where attention will read them; returns where it will write."""
+        self._query.keep(query)
+        return self._attended.like(query)
 
 
-class _Watch(TorchDispatchMode):
-    """Puts new tensors into the arena, and notices an operation that computes: `foreign` is the first one's name."""
+class _SharedBuffer:
+    """A tensor of the largest bucket's rows, of which smaller ones use the first. Made, of zeros, when first used."""
 
-    def __init__(self, arena: Arena) -> None:
-        super().__init__()
-        self._arena = arena
-        self.foreign: str | None = None
+    def __init__(self) -> None:
+        self._tensor: torch.Tensor | None = None
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Nothing is compiled here; to say otherwise imports torch's compiler: seconds, and 100 MB."""
-        return False
+    def like(self, tensor: torch.Tensor) -> torch.Tensor:
+        """As many of its rows as the tensor has."""
+        if self._tensor is None:
+            self._tensor = torch.zeros_like(tensor, memory_format=torch.contiguous_format)
+        rows = self._tensor[: len(tensor)]
+        assert rows.shape == tensor.shape, "the largest bucket is captured first"
+        return rows
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if func.overloadpacket in _ALLOCATIONS:
-            return self._arena.empty_like(result)
-        if func._schema.is_mutable or not _shares_storage(result, args[0]):
-            self.foreign = self.foreign or str(func)
-        return result
+    def keep(self, tensor: torch.Tensor) -> None:
+        self.like(tensor).copy_(tensor)
 
-
-_ALLOCATIONS = (torch.ops.aten.empty, torch.ops.aten.new_empty, torch.ops.aten.empty_like)
+    def rows(self, count: int) -> torch.Tensor:
+        assert self._tensor is not None, "nothing was captured"
+        return self._tensor[:count]
 
 
-def _shares_storage(result: Any, source: Any) -> bool:
-    """Whether every tensor of the result is a view of the source."""
-    tensors = result if isinstance(result, (tuple, list)) else (result,)
-    return isinstance(source, torch.Tensor) and all(
-        isinstance(tensor, torch.Tensor) and tensor.untyped_storage().data_ptr() == source.untyped_storage().data_ptr()
-        for tensor in tensors
-    )
+def _attending_by(step: StepInputs, attend: Attend) -> StepInputs:
+    """The step, with another way to attend."""
+    return dataclasses.replace(step, batch=dataclasses.replace(step.batch, attend=attend))

@@ -87,10 +87,26 @@ class InputBuffers:
         """The set has been given to the device."""
         self._read[self.turn] = self._device.mark()
 
-    def tables_on_device(self, num_reqs: int, num_tokens: int, width: int) -> list[BlockTables]:
-        """Per KV group: each request's first `width` blocks, and the slot of each new token."""
+    def pad(self, num_reqs: int, num_tokens: int, rows: int, tokens: int) -> None:
+        """Make the rows and tokens behind a step's own harmless, up to so many.
+
+        A row's token is its only one; a token is at position 0, and its key and value are in the null block.
+        """
+        step = self.step
+        step.input_ids[num_tokens:tokens] = 0
+        step.positions[num_tokens:tokens] = 0
+        for slots in step.slot_mappings:
+            slots[num_tokens:tokens] = 0
+        if rows > num_reqs:
+            step.query_start_loc[num_reqs : rows + 1] = np.arange(num_tokens, num_tokens + rows - num_reqs + 1)
+            step.seq_lens[num_reqs:rows] = 1
+            for table in step.block_tables:
+                table[num_reqs:rows, 0] = 0
+
+    def tables_on_device(self, num_reqs: int, num_tokens: int) -> list[BlockTables]:
+        """Per KV group: each request's blocks, in a table as wide as it can get, and the slot of each new token."""
         return [
-            BlockTables(table.on_device(self.turn, num_reqs)[:, :width], slots.on_device(self.turn, num_tokens))
+            BlockTables(table.on_device(self.turn, num_reqs), slots.on_device(self.turn, num_tokens))
             for table, slots in zip(self.block_tables, self.slot_mappings, strict=True)
         ]
 

@@ -35,12 +35,15 @@ from fathom.models.decoder import CausalLM
 from fathom.step import ModelRunnerOutput, PendingOutput, SchedulerOutput
 from fathom.worker.device import Device
 from fathom.worker.forward_batch import ForwardBatch, StepInputs
-from fathom.worker.graphs import StepGraphs
+from fathom.worker.graph_buckets import Bucket, GraphBuckets
+from fathom.worker.graphs import CUDAGraphs
 from fathom.worker.input_batch import InputBatch
 from fathom.worker.input_buffers import InputBuffers
 from fathom.worker.last_tokens import LastTokens
 from fathom.worker.launched_tokens import LaunchedTokens, step_output
 from fathom.worker.prompt_logprobs import PromptLogprobs
+from fathom.worker.recorded_steps import RecordedSteps
+from fathom.worker.replay import NoReplay, Replay
 from fathom.worker.sample.logprobs import LogprobsMode
 from fathom.worker.sample.shared import TokenSource
 
@@ -75,7 +78,8 @@ class ModelRunner:
         sampler: the logits pipeline, or whatever tells of its choices.
         kv_specs: what each layer stores.
         kv_cache: layout of the pool to allocate.
-        use_graphs: record decode steps and replay them (StepGraphs), where the device can.
+        use_graphs: record decode steps and replay them (RecordedSteps).
+        buckets: sizes of steps that are captured as graphs, once `capture_graphs` is called; None for none.
         is_last_stage: whether the model has a head here; else it sends its hidden states on and knows no logits.
     """
 
@@ -92,6 +96,7 @@ class ModelRunner:
         logprobs_mode: LogprobsMode,
         use_graphs: bool,
         is_last_stage: bool = True,
+        buckets: GraphBuckets | None = None,
     ) -> None:
         self.model = model
         self.sampler = sampler
@@ -105,7 +110,10 @@ class ModelRunner:
         self._scheduled = ScheduledRows({}, [], 0)
         self.prompt_logprobs = PromptLogprobs(model, device, logprobs_mode)
         self.kv_caches, self.group_of_layer = _allocate_kv_caches(kv_specs[0], device, kv_cache)
-        self.graphs = StepGraphs(model, max_num_seqs) if use_graphs else None
+        self.graphs: CUDAGraphs | None = None
+        self._replay: Replay = RecordedSteps(model, max_num_seqs) if use_graphs else NoReplay()
+        if buckets is not None:
+            self._replay = self.graphs = CUDAGraphs(model, device.graph_capture(), buckets)
         self._is_last_stage = is_last_stage
         self._pending: PendingStep | None = None
         self._last_tokens = (
@@ -172,6 +180,29 @@ class ModelRunner:
         while self._untold and (len(self._untold) > 1 or self.sampler.reads_output):
             self._untold.popleft().tell_processors()
 
+    def padded_inputs(self, rows: int, tokens: int) -> StepInputs:
+        """What has been flattened, padded to so many rows and tokens, as the device's tensors."""
+        self.buffers.pad(len(self._scheduled.rows), self._scheduled.num_tokens, rows, tokens)
+        return self._step_inputs(rows, tokens)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden [num_tokens, hidden_size] -> [complete rows, vocab_size] float32; scores prompt tokens as well."""
+        step, num_reqs = self.buffers.step, len(self._scheduled.rows)
+        query_start = step.query_start_loc[: num_reqs + 1]
+        self.prompt_logprobs.collect(self.batch, step.rows[:num_reqs], query_start, hidden)
+        last_tokens = query_start[1:][step.complete[:num_reqs]].astype(np.int64) - 1
+        if len(last_tokens) < len(hidden):
+            hidden = hidden[to_device(last_tokens, hidden.device)]
+        return self.model.compute_logits(hidden).to(torch.float32)
+
+    def capture_graphs(self, buckets: list[Bucket], show_progress: bool = False) -> None:
+        """Capture the graphs of these buckets, the largest one first; on the null block, which nobody reads."""
+        assert self.graphs is not None
+        self._scheduled = ScheduledRows({}, [], 0)
+        self.buffers.begin_step()
+        self.graphs.capture(buckets, self, show_progress)
+        self.buffers.end_step()
+
     def _choose_rows(self, num_scheduled_tokens: dict[str, int]) -> ScheduledRows:
         """The batch's rows of the scheduled requests, also written to where `_step_rows` reads them."""
         row_of = self.batch.row_of
@@ -184,29 +215,21 @@ class ModelRunner:
     def _forward(self, scheduled: ScheduledRows, num_complete: int) -> torch.Tensor:
         """The logits of complete rows: [num_complete, vocab] float32."""
         num_reqs = len(scheduled.rows)
-        if self.graphs is not None and self.graphs.cover(num_reqs, scheduled.num_tokens, num_complete):
-            return self.graphs.run(num_reqs, self._step_inputs)
+        if self._replay.cover(num_reqs, scheduled.num_tokens, num_complete):
+            return self._replay.run(num_reqs, scheduled.num_tokens, self)
         return self._call_model(scheduled)
 
     @torch.inference_mode()
     def _call_model(self, scheduled: ScheduledRows) -> torch.Tensor:
-        """The same, call by call; scores prompt tokens as well."""
-        step, num_reqs = self.buffers.step, len(scheduled.rows)
-        inputs = self._step_inputs()
+        """The same, call by call."""
+        inputs = self._step_inputs(len(scheduled.rows), scheduled.num_tokens)
         hidden = self.model(inputs.input_ids, inputs.positions, inputs.batch)
-        if not self._is_last_stage:
-            return hidden[:0]
-        query_start = step.query_start_loc[: num_reqs + 1]
-        self.prompt_logprobs.collect(self.batch, step.rows[:num_reqs], query_start, hidden)
-        last_tokens = query_start[1:][step.complete[:num_reqs]].astype(np.int64) - 1
-        logits = self.model.compute_logits(hidden[to_device(last_tokens, hidden.device)])
-        return logits.to(torch.float32)
+        return self.logits(hidden) if self._is_last_stage else hidden[:0]
 
-    def _step_inputs(self) -> StepInputs:
-        """What has been flattened, as the device's tensors."""
-        buffers, num_tokens, num_reqs = self.buffers, self._scheduled.num_tokens, len(self._scheduled.rows)
-        width = -(-int(buffers.step.seq_lens[:num_reqs].max()) // self.block_size)
-        turn, tables = buffers.turn, buffers.tables_on_device(num_reqs, num_tokens, width)
+    def _step_inputs(self, num_reqs: int, num_tokens: int) -> StepInputs:
+        """What has been written for so many requests and tokens, as the device's tensors."""
+        buffers, turn = self.buffers, self.buffers.turn
+        tables = buffers.tables_on_device(num_reqs, num_tokens)
         input_ids = buffers.input_ids.on_device(turn, num_tokens)
         if self._last_tokens is not None:
             self._last_tokens.fill_in(input_ids)

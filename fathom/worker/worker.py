@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +18,12 @@ from fathom.kv_cache_spec import KVCacheConfig, KVCacheGroup, LayerKVSpec
 from fathom.models.loader import load_model
 from fathom.step import ModelRunnerOutput, PendingOutput, PrefillTimes, SchedulerOutput
 from fathom.weights.resolve import ResolvedModel
-from fathom.worker import limits
+from fathom.worker import limits, ways_out
 from fathom.worker.device import Device, make_device
+from fathom.worker.graph_buckets import GraphBuckets
+from fathom.worker.memory import GIB, MemoryUse, measure_graphs
 from fathom.worker.model_runner import ModelRunner
+from fathom.worker.out_of_memory import explain, nothing_left
 from fathom.worker.sample.interface import LogitsProcessorContext
 from fathom.worker.sample.loading import load_logits_processors
 from fathom.worker.sample.sampler import Sampler
@@ -27,6 +31,7 @@ from fathom.worker.sample.shared import TokenFollower, TokenLeader, TokensLater,
 from fathom.worker.warm_up import run_dummy_batch, time_prefill
 
 if TYPE_CHECKING:
+    from fathom.models.decoder import CausalLM
     from fathom.wire.messages import EngineSetup
 
 logger = logging.getLogger(__name__)
@@ -45,28 +50,15 @@ class Worker:
         self, setup: EngineSetup, device: Device | None = None, place: Place = ONLY, groups: Groups = ALONE
     ) -> None:
         self._config = config = setup.config
-        assert config.model.max_model_len is not None, "the config is not resolved"
-        assert config.model.weights != "auto", "the config is not resolved"
         assert config.cache.kv_cache_dtype != "auto", "the config is not resolved"
         self._vocab_size = setup.model_config.vocab_size
         self.device = device or make_device(config, place)
         self._place = place
         self._groups = groups
-        self._model = load_model(
-            setup.model_config,
-            ResolvedModel(Path(setup.model_path), setup.model_format, config.model.model),
-            load_format=config.model.load_format,
-            weights=config.model.weights,
-            quantization=config.model.quantization,
-            activations=config.model.activations,
-            dtype=getattr(torch, config.model.dtype),
-            device=self.device.torch_device,
-            max_model_len=config.model.max_model_len,
-            show_progress=config.runtime.show_progress,
-            groups=groups,
-        )
+        self._model = explain(lambda: self._load_model(setup), self.device, "loading the weights", ways_out.LOAD)
         self._kv_specs = self._model.kv_specs(config.cache.kv_cache_dtype)
         self._sampler = self._make_sampler()
+        self._memory: MemoryUse | None = None
         self._runner: ModelRunner | None = None
         self._profiler: tuple[torch.profiler.profile, str] | None = None
 
@@ -79,24 +71,65 @@ class Worker:
         return self._model.weight_bytes()
 
     def determine_available_memory(self) -> int:
-        """Bytes for the KV cache: as configured, or what the device can spare."""
+        """Bytes for the KV cache: as configured, or what the device can spare.
+
+        Raises:
+            InsufficientMemoryError: nothing is left for it, or not even a step of the largest batch could be run.
+        """
         configured = self._config.cache.kv_cache_memory_bytes
         if configured is not None:
             return configured
-        return self.device.kv_cache_memory(self._run_largest_batch)
+        memory = explain(self._profile, self.device, "running the largest batch to measure it", ways_out.PROFILE)
+        if memory.kv_cache == 0:
+            raise nothing_left(memory, self.device)
+        self._memory = memory
+        return memory.kv_cache
 
     def initialize_from_config(self, kv_cache: KVCacheConfig, max_model_len: int) -> None:
         """Allocate the KV cache, of this stage's layers, and the batch's rows."""
         kv_cache = kv_cache.of_layers(self._model.own_layers, self._kv_specs[0])
-        self._runner = self._make_runner(kv_cache, max_model_len)
+        self._runner = explain(
+            lambda: self._make_runner(kv_cache, max_model_len, self._graph_buckets()),
+            self.device,
+            "allocating the KV cache",
+            ways_out.KV_CACHE,
+        )
+        size = kv_cache.num_blocks * kv_cache.bytes_per_block
         logger.info(
             "KV cache: %d blocks of %d tokens in %s, %.2f GiB; longest sequence %d tokens",
             kv_cache.num_blocks,
             kv_cache.block_size,
             self._kv_specs[0].dtype,
-            kv_cache.num_blocks * kv_cache.bytes_per_block / 2**30,
+            size / GIB,
             max_model_len,
         )
+        self._log_memory(size)
+
+    def capture_model(self) -> bool:
+        """Capture CUDA graphs, if there are to be any; returns whether there are."""
+        buckets, runner = self._graph_buckets(), self._ready_runner()
+        if buckets is None:
+            return False
+        start, free_before = time.perf_counter(), self.device.memory()[0]
+        show_progress = self._config.runtime.show_progress
+        try:
+            explain(
+                lambda: runner.capture_graphs(buckets.largest_first(), show_progress),
+                self.device,
+                "capturing CUDA graphs",
+                ways_out.GRAPHS,
+            )
+        except RuntimeError as error:
+            error.add_note("CUDA graphs could not be captured. enforce_eager=True runs without them.")
+            raise
+        logger.info(
+            "Graph capturing finished in %.2f s, took %.2f GiB: %d sizes of decodes, %d of mixed batches",
+            time.perf_counter() - start,
+            (free_before - self.device.memory()[0]) / GIB,
+            len(buckets.full),
+            len(buckets.piecewise),
+        )
+        return True
 
     def warm_up(self) -> None:
         """One prefill and one decode on the null block: first calls set up much that later ones reuse."""
@@ -116,18 +149,21 @@ class Worker:
         return float(self._groups.pipeline.broadcast(self._groups.tensor.broadcast(shared)))
 
     def execute_model(self, step: SchedulerOutput) -> None:
-        """Run a step's forward pass, under the step's name in a trace."""
-        if self._profiler is None:
-            return self._ready_runner().execute_model(step)
-        with torch.profiler.record_function(step.annotation):
-            return self._ready_runner().execute_model(step)
+        """Run a step's forward pass, under the step's name in a trace.
+
+        Raises:
+            InsufficientMemoryError: an allocation has failed; what it and the step had taken is free again.
+        """
+        runner = self._ready_runner()
+        requests, tokens = len(step.num_scheduled_tokens), step.total_num_scheduled_tokens
+        with self._named(step.annotation):
+            doing = f"computing a step of {requests} request{'s' * (requests > 1)} and {tokens} tokens"
+            explain(lambda: runner.execute_model(step), self.device, doing, ways_out.STEP)
 
     def sample_tokens(self) -> ModelRunnerOutput | PendingOutput:
         """Sample from its logits."""
-        if self._profiler is None:
-            return self._ready_runner().sample_tokens()
-        with torch.profiler.record_function("sample_tokens"):
-            return self._ready_runner().sample_tokens()
+        with self._named("sample_tokens"):
+            return explain(self._ready_runner().sample_tokens, self.device, "choosing tokens", ways_out.STEP)
 
     def describe(self) -> dict[str, Any]:
         """What the model reads for one token, and which kernels do it; see worker/limits.py."""
@@ -165,6 +201,10 @@ class Worker:
         self._runner = None
         del self._model
 
+    def _named(self, name: str) -> AbstractContextManager[object]:
+        """Work under this name in a trace, if one is recorded."""
+        return nullcontext() if self._profiler is None else torch.profiler.record_function(name)
+
     def _ready_runner(self) -> ModelRunner:
         assert self._runner is not None, "the worker is used before initialize_from_config"
         return self._runner
@@ -184,11 +224,40 @@ class Worker:
         sampler = Sampler(context, device, self._config.model.logprobs_mode, custom)
         return sampler if self._groups.tensor.size == 1 else TokenLeader(sampler, self._groups.tensor, device)
 
+    def _load_model(self, setup: EngineSetup) -> CausalLM:
+        options = self._config.model
+        assert options.max_model_len is not None, "the config is not resolved"
+        assert options.weights != "auto", "the config is not resolved"
+        return load_model(
+            setup.model_config,
+            ResolvedModel(Path(setup.model_path), setup.model_format, options.model),
+            load_format=options.load_format,
+            weights=options.weights,
+            quantization=options.quantization,
+            activations=options.activations,
+            dtype=getattr(torch, options.dtype),
+            device=self.device.torch_device,
+            max_model_len=options.max_model_len,
+            show_progress=self._config.runtime.show_progress,
+            groups=self._groups,
+        )
+
     def _can_replay_steps(self) -> bool:
         """Not among several ranks: what they say to each other is no kernel call that could be recorded."""
         return self.device.replays_steps and not self._config.runtime.enforce_eager and self._place.num_workers == 1
 
-    def _make_runner(self, kv_cache: KVCacheConfig, max_model_len: int) -> ModelRunner:
+    def _graph_buckets(self) -> GraphBuckets | None:
+        """The sizes of steps that are captured as CUDA graphs; None for none."""
+        runtime, max_num_seqs = self._config.runtime, self._config.scheduler.max_num_seqs
+        assert runtime.cudagraph_mode is not None, "the config is not resolved"
+        assert max_num_seqs is not None
+        if not runtime.cudagraph_capture_sizes:
+            return None
+        return GraphBuckets.of(runtime.cudagraph_mode, runtime.cudagraph_capture_sizes, max_num_seqs)
+
+    def _make_runner(
+        self, kv_cache: KVCacheConfig, max_model_len: int, buckets: GraphBuckets | None = None
+    ) -> ModelRunner:
         assert self._config.scheduler.max_num_seqs is not None
         assert self._config.scheduler.max_num_batched_tokens is not None
         return ModelRunner(
@@ -203,17 +272,48 @@ class Worker:
             self._config.model.logprobs_mode,
             use_graphs=self._can_replay_steps(),
             is_last_stage=self._model.stage.is_last,
+            buckets=buckets,
         )
 
-    def _run_largest_batch(self) -> None:
-        """The step that takes the most memory: as many requests and tokens as may be, on a cache of one block."""
-        scheduler, model = self._config.scheduler, self._config.model
-        assert scheduler.max_num_seqs is not None
-        assert scheduler.max_num_batched_tokens is not None
-        assert model.max_model_len is not None
+    def _profile(self) -> MemoryUse:
+        return self.device.profile(self._model.weight_bytes(), self._run_largest_batch, self._measure_graphs)
+
+    def _small_runner(self, buckets: GraphBuckets | None = None) -> ModelRunner:
+        """One on a cache of one block, as there can be before the KV cache is sized."""
+        assert self._config.model.max_model_len is not None
         layers = tuple(range(len(self._kv_specs)))
         kv_cache = KVCacheConfig(1, self._config.cache.block_size, len(layers), (KVCacheGroup(layers),), 0)
-        runner = self._make_runner(kv_cache, model.max_model_len)
+        return self._make_runner(kv_cache, self._config.model.max_model_len, buckets)
+
+    def _run_largest_batch(self) -> None:
+        """The step that takes the most memory: as many requests and tokens as may be."""
+        scheduler, max_model_len = self._config.scheduler, self._config.model.max_model_len
+        assert scheduler.max_num_seqs is not None
+        assert scheduler.max_num_batched_tokens is not None
+        assert max_model_len is not None
         requests = min(scheduler.max_num_seqs, scheduler.max_num_batched_tokens)
-        each = min(scheduler.max_num_batched_tokens // requests, model.max_model_len - 1)
-        run_dummy_batch(runner, requests, each)
+        each = min(scheduler.max_num_batched_tokens // requests, max_model_len - 1)
+        run_dummy_batch(self._small_runner(), requests, each)
+
+    def _measure_graphs(self) -> int:
+        """About what the graphs will take."""
+        buckets = self._graph_buckets()
+        if buckets is None:
+            return 0
+        runner = self._small_runner(buckets)
+        return measure_graphs(buckets, runner.capture_graphs, self._memory_taken)
+
+    def _memory_taken(self) -> int:
+        free, total = self.device.memory()
+        return total - free
+
+    def _log_memory(self, kv_cache: int) -> None:
+        """The memory table, as far as it was measured."""
+        memory = self._memory
+        if memory is None:  # the cache's size was given, so nothing was run; what is there now has the cache in it
+            free, total = self.device.memory()
+            weights = self._model.weight_bytes()
+            memory = MemoryUse(total, total, max(0, total - free - weights), weights)
+        logger.info("memory of %s:", self.device.torch_device)
+        for line in memory.table(kv_cache):
+            logger.info(line)

@@ -88,6 +88,17 @@ def test_what_vllm_can_and_fathom_cannot_is_refused_by_name(tiny: Callable[[str]
     assert caught.value.parameter == name
 
 
+def test_a_compilation_config_about_graphs_is_taken_apart(tiny: Callable[[str], Path]) -> None:
+    with make_llm(
+        tiny("llama-gqa"), compilation_config={"cudagraph_mode": "none", "cudagraph_capture_sizes": [8]}
+    ) as llm:
+        assert llm.llm_engine.config.runtime.cudagraph_mode == "NONE"
+    with pytest.raises(ConfigError, match="cudagraph_mode=PIECEWISE, but device=cpu has none"):
+        make_llm(tiny("llama-gqa"), compilation_config={"cudagraph_mode": "PIECEWISE"})
+    with pytest.raises(ConfigError, match=r"compilation_config=.* is not supported"):
+        make_llm(tiny("llama-gqa"), compilation_config={"cudagraph_mode": "NONE", "mode": 3})
+
+
 @pytest.mark.parametrize("value", ["fp8", "fp8_e4m3", "nvfp4"])
 def test_a_cache_type_of_vllm_is_refused_with_a_way_out(tiny: Callable[[str], Path], value: str) -> None:
     with pytest.raises(ConfigError, match=f"kv_cache_dtype='{value}' is not supported. Use 'int8'"):

@@ -65,7 +65,7 @@ def test_a_mixed_step_is_one_flat_batch() -> None:
     assert batch.query_start_loc.tolist() == [0, 1, 3, 6]
     assert batch.seq_lens.tolist() == [5, 6, 3]
     full, sliding = batch.tables
-    assert full.block_table.tolist() == [[3, 1], [7, 5], [8, 0]]
+    assert full.block_table[:, :2].tolist() == [[3, 1], [7, 5], [8, 0]]
     assert full.slot_mapping.tolist() == [1 * 4 + 0, 5 * 4 + 0, 5 * 4 + 1, 8 * 4 + 0, 8 * 4 + 1, 8 * 4 + 2]
     assert sliding.slot_mapping.tolist() == [2 * 4, 6 * 4, 6 * 4 + 1, 9 * 4, 9 * 4 + 1, 9 * 4 + 2]
     # Only complete rows are projected: c's prompt has two tokens to go.

@@ -59,6 +59,10 @@ def _how(kind: Any) -> dict[str, Any]:
     if get_origin(kind) is tuple:
         return {"action": "append", "metavar": "NAME"}  # one a flag: a list would swallow what follows it
     first = alternatives[0]
+    if get_origin(first) is Literal:
+        return {"choices": get_args(first)}
+    if get_origin(first) is tuple:  # of numbers, which what follows is not
+        return {"type": get_args(first)[0], "nargs": "+", "metavar": "N"}
     if first is bool:
         return {"action": argparse.BooleanOptionalAction}
     return {"type": first, "metavar": first.__name__.upper()}
