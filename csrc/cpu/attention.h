@@ -1,9 +1,10 @@
 // Paged attention of any mix of prefills, chunks and decodes. Included inside the level's namespace, by kernels.cpp.
 // attention_plan.h says how the work is cut.
 //
-// A segment is done in three passes, each over all of its rows: the products of queries and keys, tile by tile; the
-// weights of a row's keys, all at once; the products of weights and values, tile by tile. Whether products read the
-// cache's pages themselves or a copy in float32 decides only how fast.
+// A segment is done in three passes: the products of queries and keys, tile by tile; the weights of a row's keys, all at
+// once; the products of weights and values. For few rows each pass goes over all of them and products read the cache's
+// pages themselves. For many rows keys and values are copied in float32 first, and then some rows at a time go through
+// all three passes, so that their scores stay in the first cache. Which way it is decides only how fast.
 
 constexpr int64_t kDirectRows = 16;                 // rows for which a copy of the keys and values would not pay
 constexpr int64_t kFetchedByRow = 1024;             // bytes, while its weights are computed
@@ -53,14 +54,12 @@ class Attention {
   void for_each_run(KeySpan span, const Visit& visit) const;
   void load_scales(KeySpan keys);
   void multiply_keys(KeySpan keys);
-  template <typename Columns>
-  void multiply_keys_of_tile(int64_t head, int64_t start, Columns columns);
-  void weigh_rows(float* states);
+  void weigh(int64_t head, const RowStep& step, float* scores, float* states);
   void multiply_values(KeySpan keys, float* states);
-  template <typename Columns, typename From>
-  void multiply_values_of_tile(int64_t head, int64_t start, float* states, const From& columns_from);
-  void pack_keys(KeySpan keys, int64_t start, int64_t kv_head) const;
-  void pack_values(KeySpan keys, int64_t start, int64_t kv_head) const;
+  void attend_packed(int64_t head, KeySpan keys, float* states);
+  void attend_packed(int64_t head, const RowStep& step, float* states);
+  void pack_keys(KeySpan keys, int64_t kv_head) const;
+  void pack_values(KeySpan keys, int64_t kv_head) const;
   void locate_keys(KeySpan keys, int64_t start, int64_t kv_head, const Stored** vectors) const;
   void locate_values(KeySpan keys, int64_t start, int64_t kv_head, const Stored** rows) const;
 
@@ -71,15 +70,22 @@ class Attention {
   std::vector<RowStep>& steps_ = thread_steps();
   bool is_direct_ = false;
   int64_t range_start_ = 0;
-  float *queries_, *scores_, *packed_, *scales_, *states_, *later_states_;
+  float *queries_, *scores_, *packed_keys_, *packed_values_, *scales_, *states_, *later_states_;
 
   static std::vector<RowStep>& thread_steps() {
     static thread_local std::vector<RowStep> steps;
     return steps;
   }
+  const float* queries_of(int64_t head, int64_t row) const {
+    return queries_ + (head * job_.rows_per_kv_head(*tile_) + row) * job_.padded_dim;
+  }
   float* scores_of(int64_t head, int64_t row) const {
     return scores_ + (head * job_.rows_per_kv_head(*tile_) + row) * kRange;
   }
+  State state_of(float* states, int64_t head, int64_t row) const {
+    return job_.state(states, head * job_.rows_per_kv_head(*tile_) + row);
+  }
+  float* packed_tile(int64_t start) const { return packed_keys_ + start / kTile * cache().head_dim * kPackedStride; }
   float* key_scales_of(int64_t head) const { return scales_ + 2 * head * kRange; }
   float* value_scales_of(int64_t head) const { return key_scales_of(head) + kRange; }
 };
@@ -92,11 +98,11 @@ inline void Attention<Stored>::take_memory() {
     rows = std::max(rows, job_.num_rows(job_.tile_of(index)));
     heads = std::max(heads, job_.tile_of(index).num_kv_heads);
   }
-  const int64_t packed_size = std::max(cache().head_dim * kPackedStride, kTile * job_.padded_dim);
   const int64_t scales_size = kIsScaled ? 2 * heads * kRange : 0;
-  const int64_t sizes[] = {rows * job_.padded_dim, rows * kRange, packed_size, scales_size, rows * job_.state_size,
+  const int64_t sizes[] = {rows * job_.padded_dim,  rows * kRange, kRange / kTile * cache().head_dim * kPackedStride,
+                           kRange * job_.padded_dim, scales_size,   rows * job_.state_size,
                            rows * job_.state_size};
-  float** const places[] = {&queries_, &scores_, &packed_, &scales_, &states_, &later_states_};
+  float** const places[] = {&queries_, &scores_, &packed_keys_, &packed_values_, &scales_, &states_, &later_states_};
   float* next = scratch(memory, std::accumulate(std::begin(sizes), std::end(sizes), int64_t{0}));
   for (size_t index = 0; index < std::size(sizes); next += sizes[index], ++index) *places[index] = next;
 }
@@ -124,8 +130,13 @@ inline void Attention<Stored>::attend(int64_t segment, float* states) {
   const KeySpan keys = {bounds.first - range_start_, bounds.end - range_start_};
   cut_rows(range_start_);
   if constexpr (kIsScaled) load_scales(keys);
+  if (!is_direct_) {
+    for (int64_t head = 0; head < tile_->num_kv_heads; ++head) attend_packed(head, keys, states);
+    return;
+  }
   multiply_keys(keys);
-  weigh_rows(states);
+  for (int64_t head = 0; head < tile_->num_kv_heads; ++head)
+    for (const RowStep& step : steps_) weigh(head, step, scores_of(head, step.row), states);
   multiply_values(keys, states);
 }
 
@@ -170,115 +181,108 @@ inline void Attention<Stored>::load_scales(KeySpan keys) {
 
 template <typename Stored>
 inline void Attention<Stored>::multiply_keys(KeySpan keys) {
+  const Stored* vectors[kTileVectors];
   for (int64_t start = keys.first / kTile * kTile; start < keys.end; start += kTile) {
     const KeySpan in_tile = {std::max(keys.first, start), std::min(keys.end, start + kTile)};
     for (int64_t head = 0; head < tile_->num_kv_heads; ++head) {
-      if (is_direct_) {
-        const Stored* vectors[kTileVectors];
-        locate_keys(in_tile, start, tile_->first_kv_head + head, vectors);
-        multiply_keys_of_tile(head, start, KeyColumns<Stored, Ahead>{vectors, cache().block_size, &ahead_});
-      } else {
-        pack_keys(in_tile, start, tile_->first_kv_head + head);
-        multiply_keys_of_tile(head, start, PackedColumns<true>{packed_, kPackedStride});
+      locate_keys(in_tile, start, tile_->first_kv_head + head, vectors);
+      KeyColumns<Stored, Ahead> columns = {vectors, cache().block_size, &ahead_};
+      for (const RowStep& step : steps_) {
+        const KeySpan seen = step.keys_in(start);
+        if (seen.is_empty()) continue;
+        multiply(step.count, {scores_of(head, step.row) + start, kRange}, {queries_of(head, step.row), job_.padded_dim},
+                 columns, cache().head_dim, seen.first_vector() - start / kLanes, seen.end_vector() - start / kLanes);
+        columns.ahead = nullptr;
       }
     }
   }
 }
 
-// Products of one KV head's rows with the tile of keys at `start`.
+// Turns the scores of some rows, kRange apart, into weights.
 template <typename Stored>
-template <typename Columns>
-inline void Attention<Stored>::multiply_keys_of_tile(int64_t head, int64_t start, Columns columns) {
-  const int64_t rows = job_.rows_per_kv_head(*tile_), dim = cache().head_dim;
-  for (const RowStep& step : steps_) {
-    const KeySpan keys = step.keys_in(start);
-    if (keys.is_empty()) continue;
-    const float* queries = queries_ + (head * rows + step.row) * job_.padded_dim;
-    multiply(step.count, {scores_of(head, step.row) + start, kRange}, {queries, job_.padded_dim}, columns, dim,
-             keys.first_vector() - start / kLanes, keys.end_vector() - start / kLanes);
-    if constexpr (requires { columns.ahead; }) columns.ahead = nullptr;
-    else ahead_.fetch(kTile * dim * sizeof(Stored) / steps_.size());
-  }
-}
-
-template <typename Stored>
-inline void Attention<Stored>::weigh_rows(float* states) {
-  const int64_t rows = job_.rows_per_kv_head(*tile_);
-  for (int64_t head = 0; head < tile_->num_kv_heads; ++head) {
-    const Scales scales = {key_scales_of(head), value_scales_of(head)};
-    for (const RowStep& step : steps_) {
-      for (int64_t row = step.row; row < step.row + step.count; ++row) {
-        const int64_t position = tile_->first_position + row / job_.group - range_start_;
-        const KeySpan visible = {job_.oldest_visible(position + range_start_) - range_start_, position + 1};
-        const State state = job_.state(states, head * rows + row);
-        if (step.keys.is_empty()) state.clear();
-        else if (args().softcap > 0)
-          weigh<kIsScaled, true>(scores_of(head, row), step.keys, visible, scales, args().softcap, state);
-        else weigh<kIsScaled, false>(scores_of(head, row), step.keys, visible, scales, 0, state);
-        if (is_direct_) ahead_.fetch(kFetchedByRow);
-      }
-    }
+inline void Attention<Stored>::weigh(int64_t head, const RowStep& step, float* scores, float* states) {
+  const Scales scales = {key_scales_of(head), value_scales_of(head)};
+  for (int64_t row = step.row; row < step.row + step.count; ++row, scores += kRange) {
+    const int64_t position = tile_->first_position + row / job_.group - range_start_;
+    const KeySpan visible = {job_.oldest_visible(position + range_start_) - range_start_, position + 1};
+    const State state = state_of(states, head, row);
+    if (step.keys.is_empty()) state.clear();
+    else if (args().softcap > 0) weigh_row<kIsScaled, true>(scores, step.keys, visible, scales, args().softcap, state);
+    else weigh_row<kIsScaled, false>(scores, step.keys, visible, scales, 0, state);
+    if (is_direct_) ahead_.fetch(kFetchedByRow);
   }
 }
 
 template <typename Stored>
 inline void Attention<Stored>::multiply_values(KeySpan keys, float* states) {
+  const Stored* rows[kTile];
   for (int64_t start = keys.first / kTile * kTile; start < keys.end; start += kTile) {
     const KeySpan in_tile = {std::max(keys.first, start), std::min(keys.end, start + kTile)};
     for (int64_t head = 0; head < tile_->num_kv_heads; ++head) {
-      if (is_direct_) {
-        const Stored* rows[kTile];
-        locate_values(in_tile, start, tile_->first_kv_head + head, rows);
-        multiply_values_of_tile<ValueColumns<Stored, Ahead>>(head, start, states, [&](int64_t first, bool is_new) {
-          return ValueColumns<Stored, Ahead>{rows + first, is_new ? &ahead_ : nullptr};
-        });
-      } else {
-        pack_values(in_tile, start, tile_->first_kv_head + head);
-        multiply_values_of_tile<PackedColumns<false>>(head, start, states, [&](int64_t first, bool) {
-          return PackedColumns<false>{packed_ + first * job_.padded_dim, job_.padded_dim};
-        });
+      locate_values(in_tile, start, tile_->first_kv_head + head, rows);
+      Ahead* ahead = &ahead_;
+      for (const RowStep& step : steps_) {
+        const KeySpan seen = step.keys_in(start);
+        if (seen.is_empty()) continue;
+        multiply(step.count, {state_of(states, head, step.row).values, job_.state_size},
+                 {scores_of(head, step.row) + seen.first, kRange},
+                 ValueColumns<Stored, Ahead>{rows + seen.first - start, ahead}, seen.end - seen.first, 0,
+                 job_.padded_dim / kLanes);
+        ahead = nullptr;
       }
     }
   }
 }
 
-// Products of the weights of one KV head's rows with the tile of values at `start`; columns_from(i, ...) has those from
-// the tile's value i on.
 template <typename Stored>
-template <typename Columns, typename From>
-inline void Attention<Stored>::multiply_values_of_tile(int64_t head, int64_t start, float* states,
-                                                       const From& columns_from) {
-  const int64_t rows = job_.rows_per_kv_head(*tile_);
-  bool is_new = true;
+inline void Attention<Stored>::attend_packed(int64_t head, KeySpan keys, float* states) {
+  pack_keys(keys, tile_->first_kv_head + head);
+  pack_values(keys, tile_->first_kv_head + head);
+  const int64_t bytes = 2 * (keys.end - keys.first) * cache().head_dim * sizeof(Stored);
   for (const RowStep& step : steps_) {
-    const KeySpan keys = step.keys_in(start);
-    if (keys.is_empty()) continue;
-    float* values = job_.state(states, head * rows + step.row).values;
-    multiply(step.count, {values, job_.state_size}, {scores_of(head, step.row) + keys.first, kRange},
-             columns_from(keys.first - start, is_new), keys.end - keys.first, 0, job_.padded_dim / kLanes);
-    if (!is_direct_) ahead_.fetch(kTile * cache().head_dim * sizeof(Stored) / steps_.size());
-    is_new = false;
+    attend_packed(head, step, states);
+    ahead_.fetch(bytes / steps_.size());
   }
 }
 
-// Keys copied in float32, completed to whole vectors with numbers that count for nothing.
 template <typename Stored>
-inline void Attention<Stored>::pack_keys(KeySpan keys, int64_t start, int64_t kv_head) const {
+inline void Attention<Stored>::attend_packed(int64_t head, const RowStep& step, float* states) {
+  const KeySpan keys = step.keys;
+  for (int64_t start = keys.first / kTile * kTile; start < keys.end; start += kTile) {
+    const KeySpan seen = step.keys_in(start);
+    multiply(step.count, {scores_ + start, kRange}, {queries_of(head, step.row), job_.padded_dim},
+             PackedColumns<true>{packed_tile(start), kPackedStride}, cache().head_dim,
+             seen.first_vector() - start / kLanes, seen.end_vector() - start / kLanes);
+  }
+  weigh(head, step, scores_, states);
+  if (keys.is_empty()) return;
+  multiply(step.count, {state_of(states, head, step.row).values, job_.state_size}, {scores_ + keys.first, kRange},
+           PackedColumns<false>{packed_values_ + keys.first * job_.padded_dim, job_.padded_dim},
+           keys.end - keys.first, 0, job_.padded_dim / kLanes);
+}
+
+// Keys copied in float32, tile by tile, completed to whole vectors with numbers that count for nothing.
+template <typename Stored>
+inline void Attention<Stored>::pack_keys(KeySpan keys, int64_t kv_head) const {
   const int64_t block_size = cache().block_size;
-  for_each_run(keys, [&](int64_t block, int64_t offset, int64_t key, int64_t count) {
-    const Stored* from = Pages<Stored>{cache()}.keys(block, kv_head) + offset;
-    float* to = packed_ + key - start;
-    for (int64_t d = 0; d < cache().head_dim; ++d, from += block_size, to += kPackedStride)
-      for (int64_t index = 0; index < count; index += kLanes) store(to + index, load_some(from + index, count - index));
-  });
+  for (int64_t start = keys.first / kTile * kTile; start < keys.end; start += kTile) {
+    const KeySpan in_tile = {std::max(keys.first, start), std::min(keys.end, start + kTile)};
+    for_each_run(in_tile, [&](int64_t block, int64_t offset, int64_t key, int64_t count) {
+      const Stored* from = Pages<Stored>{cache()}.keys(block, kv_head) + offset;
+      float* to = packed_tile(start) + key - start;
+      for (int64_t d = 0; d < cache().head_dim; ++d, from += block_size, to += kPackedStride)
+        for (int64_t index = 0; index < count; index += kLanes)
+          store(to + index, load_some(from + index, count - index));
+    });
+  }
 }
 
 template <typename Stored>
-inline void Attention<Stored>::pack_values(KeySpan keys, int64_t start, int64_t kv_head) const {
+inline void Attention<Stored>::pack_values(KeySpan keys, int64_t kv_head) const {
   const int64_t dim = cache().head_dim;
   for_each_run(keys, [&](int64_t block, int64_t offset, int64_t key, int64_t count) {
     const Stored* from = Pages<Stored>{cache()}.values(block, kv_head) + offset * dim;
-    float* to = packed_ + (key - start) * job_.padded_dim;
+    float* to = packed_values_ + key * job_.padded_dim;
     for (int64_t index = 0; index < count; ++index, from += dim, to += job_.padded_dim)
       for (int64_t d = 0; d < dim; d += kLanes) store(to + d, load_some(from + d, dim - d));
   });
@@ -321,7 +325,7 @@ inline void paged_attention(const AttentionArgs& args) {
       for (const Part& part : parts) Attention<Stored>(job, part).run();
     } else {
       const auto run_part = [&](int64_t index) { Attention<Stored>(job, job.parts[index]).run(); };
-      pool().run(static_cast<int64_t>(parts.size()), run_part);
+      pool().run_in_order(static_cast<int64_t>(parts.size()), run_part);
     }
   });
   for (const QueryTile& tile : tiles) {

@@ -12,7 +12,7 @@
 // The cuts of the keys stand at fixed positions whatever the step, so a query's result is the same to the bit however
 // its prompt was chunked. Which heads are done together and which segments by whom decides only when it is done.
 
-constexpr int64_t kQueryTileRows = 96;  // rows that share the cost of packing a tile of keys
+constexpr int64_t kQueryTileRows = 192;  // rows that share the cost of packing a tile of keys
 constexpr int64_t kMaxPartials = 8192;  // rows * ranges of a query tile whose segments may be anybody's
 constexpr int64_t kSmallJob = 300000;   // multiply-adds that are done before another thread is awake
 constexpr int64_t kManyParts = 16;      // pieces of work that keep all threads busy to the end

@@ -82,7 +82,7 @@ inline Vector complete_scores(float* scores, KeySpan computed, KeySpan visible, 
 // Turns a row of products of query and key into weights, of which those out of sight are 0, and starts the row's state
 // with their sum. The weights come out multiplied by the values' scales.
 template <bool kIsScaled, bool kIsCapped>
-inline void weigh(float* scores, KeySpan computed, KeySpan visible, Scales scales, float softcap, const State& state) {
+inline void weigh_row(float* scores, KeySpan computed, KeySpan visible, Scales scales, float softcap, const State& state) {
   const Vector largest = complete_scores<kIsScaled, kIsCapped>(scores, computed, visible, scales, softcap);
   state.clear();
   if (largest[0] == -std::numeric_limits<float>::infinity()) {

@@ -83,11 +83,12 @@ inline void multiply_block(Matrix<float> c, Matrix<const float> a, const Columns
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v)
       sums[row][v] = Columns::kFrom0 ? Vector{} : load(c.row(row) + (first_vector + v) * kLanes);
-  for (int64_t start = 0, end; start < depth; start = end) {
-    end = std::min(depth, start + kStretch);
+  int64_t k = 0;
+  do {  // at least once, and so below: else the compiler keeps a copy of the sums in memory
+    const int64_t start = k, end = std::min(depth, start + kStretch);
     constexpr int64_t kFetchedBytes = kVectors * Columns::kFetchedBytes;
     Fetched fetched = b.fetch_next(end - start, kFetchedBytes);
-    for (int64_t k = start; k < end; ++k) {
+    do {
       Vector columns[kVectors];
 #pragma GCC unroll 8
       for (int v = 0; v < kVectors; ++v) columns[v] = b.load_at(k, first_vector + v);
@@ -100,8 +101,8 @@ inline void multiply_block(Matrix<float> c, Matrix<const float> a, const Columns
 #pragma GCC unroll 8
         for (int v = 0; v < kVectors; ++v) sums[row][v] += factor * columns[v];
       }
-    }
-  }
+    } while (++k < end);
+  } while (k < depth);
 #pragma GCC unroll 8
   for (int row = 0; row < kRows; ++row)
 #pragma GCC unroll 8

@@ -45,14 +45,24 @@ inline void rotate_and_store_token(const RotateAndStoreArgs& args, int64_t token
   }
 }
 
+// The first token from `token` on that does not go to the same block as the one before it. Threads that write to one
+// block would wait for each other's cache lines.
+inline int64_t next_block_start(const RotateAndStoreArgs& args, int64_t token) {
+  const auto block_of = [&](int64_t index) { return args.slots[index] / args.cache.block_size; };
+  if (token == 0) return 0;
+  while (token < args.num_tokens && block_of(token) == block_of(token - 1)) ++token;
+  return std::min(token, args.num_tokens);
+}
+
 inline void rotate_and_store(const RotateAndStoreArgs& args) {
   const int64_t row_size = (args.num_heads + 2 * args.cache.num_kv_heads) * args.cache.head_dim;
-  const int64_t step = rows_per_part(row_size);
+  const int64_t step = rows_per_part(4 * row_size);  // keys are written number by number
   with_stored_type(args.cache.format, [&](auto stored) {
     pool().run((args.num_tokens + step - 1) / step, [&](int64_t part) {
       static thread_local std::vector<float> memory;
       float* heads = scratch(memory, 2 * args.cache.head_dim);
-      for (int64_t token = part * step; token < std::min(args.num_tokens, (part + 1) * step); ++token)
+      const int64_t end = next_block_start(args, (part + 1) * step);
+      for (int64_t token = next_block_start(args, part * step); token < end; ++token)
         rotate_and_store_token<decltype(stored)>(args, token, heads);
     });
   });

@@ -48,9 +48,25 @@ struct SoftmaxWeights {
 
   // The sum over logits that reach `floor` after scaling.
   uint64_t sum(const float* logits, int64_t size, float floor = -__builtin_inff()) const {
+    // Division by 1 changes nothing and takes time.
+    if (temperature == 1.0f) return sum_of(logits, size, floor, [](Vector x) { return x; });
+    return sum_of(logits, size, floor, [&](Vector x) { return scale(x); });
+  }
+
+  // kLanes numbers from `index`; -infinity behind the end.
+  static Vector load_row(const float* row, int64_t index, int64_t size) {
+    if (index + kLanes <= size) return load(row + index);
+    float lanes[kLanes];
+    for (int64_t lane = 0; lane < kLanes; ++lane) lanes[lane] = index + lane < size ? row[index + lane] : -__builtin_inff();
+    return load(lanes);
+  }
+
+ private:
+  template <typename Scale>
+  uint64_t sum_of(const float* logits, int64_t size, float floor, const Scale& scaled_of) const {
     LongVector sums[2] = {};
     const auto add = [&](Vector x) {
-      const Vector scaled = scale(x);
+      const Vector scaled = scaled_of(x);
       const Vector weight = scaled >= floor ? exp(scaled - best) : Vector{};
       sums[0] += whole_weights<0>(weight, HalfLanes());
       sums[1] += whole_weights<kLanes / 2>(weight, HalfLanes());
@@ -62,13 +78,5 @@ struct SoftmaxWeights {
     uint64_t total = -kSurplus * round_up_to_lanes(size);  // modulo 2^64, as the sums
     for (int lane = 0; lane < kLanes / 2; ++lane) total += both[lane];
     return total;
-  }
-
-  // kLanes numbers from `index`; -infinity behind the end.
-  static Vector load_row(const float* row, int64_t index, int64_t size) {
-    if (index + kLanes <= size) return load(row + index);
-    float lanes[kLanes];
-    for (int64_t lane = 0; lane < kLanes; ++lane) lanes[lane] = index + lane < size ? row[index + lane] : -__builtin_inff();
-    return load(lanes);
   }
 };

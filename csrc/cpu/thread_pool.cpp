@@ -10,7 +10,7 @@
 namespace fathom {
 namespace {
 
-constexpr int kSpins = 4000;  // some ten microseconds
+constexpr int kSpins = 4000;  // up to a hundred microseconds
 
 void pause() {
 #if defined(__x86_64__)
@@ -38,9 +38,9 @@ std::unique_ptr<ThreadPool>& the_pool() {
 
 }  // namespace
 
-ThreadPool::ThreadPool(int num_threads, const std::vector<int>& cores) {
+ThreadPool::ThreadPool(int num_threads, const std::vector<int>& cores) : shares_(num_threads) {
   for (int index = 1; index < num_threads; ++index) {
-    workers_.emplace_back([this] { work(); });
+    workers_.emplace_back([this, index] { work(index); });
     if (!cores.empty()) bind(workers_.back(), cores.at(index));
   }
 }
@@ -52,25 +52,32 @@ ThreadPool::~ThreadPool() {
   for (std::thread& worker : workers_) worker.join();
 }
 
-void ThreadPool::run_shared(int64_t num_parts, Call call, const void* context) {
-  num_parts_ = num_parts;
+void ThreadPool::run_shared(int num_shares, int64_t num_parts, Call call, const void* context) {
+  for (int share = 0; share < num_shares; ++share) {
+    shares_[share].next.store(num_parts * share / num_shares, std::memory_order_relaxed);
+    shares_[share].end = num_parts * (share + 1) / num_shares;
+  }
+  num_shares_ = num_shares;
   call_ = call;
   context_ = context;
-  next_part_.store(0, std::memory_order_relaxed);
   open_.store(true);
   job_.fetch_add(1);
   job_.notify_all();
-  take_parts();
+  take_parts(0);
   // All parts are taken; those who joined finish theirs soon. A worker that is still asleep is not waited for.
   open_.store(false);
   while (num_joined_.load() > 0) pause();
 }
 
-void ThreadPool::take_parts() {
-  for (int64_t index; (index = next_part_.fetch_add(1, std::memory_order_relaxed)) < num_parts_;) call_(context_, index);
+// A thread's own share first, then what is left of the others'.
+void ThreadPool::take_parts(int thread) {
+  for (int count = 0; count < num_shares_; ++count) {
+    Share& share = shares_[(thread + count) % num_shares_];
+    for (int64_t part; (part = share.next.fetch_add(1, std::memory_order_relaxed)) < share.end;) call_(context_, part);
+  }
 }
 
-void ThreadPool::work() {
+void ThreadPool::work(int thread) {
   uint32_t done = 0;
   while (true) {
     for (int spin = 0; spin < kSpins && job_.load(std::memory_order_relaxed) == done; ++spin) pause();
@@ -79,7 +86,7 @@ void ThreadPool::work() {
     if (stopping_.load()) return;
     // Joining before looking: the caller, who closes before it looks, cannot miss us, and cannot start the next job.
     num_joined_.fetch_add(1);
-    if (open_.load()) take_parts();
+    if (open_.load()) take_parts(thread);
     num_joined_.fetch_sub(1);
   }
 }
