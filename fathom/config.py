@@ -40,7 +40,7 @@ class ModelOptions:
         "auto", "packed: matrices stay as the checkpoint stores them; dense: they are widened to dtype."
     )
     quantization: Literal["int8", "int4", "fp16"] | None = option(
-        None, "CPU: round the matrices of an unquantised checkpoint to this while they are read."
+        None, "Round the matrices of an unquantised checkpoint to this while they are read."
     )
     activations: Literal["int8", "float32"] = option(
         "int8", "What meets quantised weights: rounded to int8, or float32 as it is (slower, to compare)."

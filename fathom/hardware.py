@@ -16,7 +16,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 class Hardware:
     """cores: processors this process may run on. total_memory, available_memory: bytes, cgroup included.
 
-    native_kernels: whether the compiled CPU kernels are installed.
+    native_kernels: whether the compiled CPU kernels are installed. triton: whether Triton is, for a GPU's kernels.
     core_ids: numbers of the processors that threads can be bound to; empty where the system has no such thing.
     """
 
@@ -25,6 +25,7 @@ class Hardware:
     available_memory: int
     native_kernels: bool
     core_ids: tuple[int, ...] = ()
+    triton: bool = True
 
 
 def detect_hardware() -> Hardware:
@@ -37,7 +38,8 @@ def detect_hardware() -> Hardware:
         available = min(available, max(0, limit - used))
     native_kernels = importlib.util.find_spec("fathom._cpu") is not None
     core_ids = tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else ()
-    return Hardware(_usable_cores(), total, available, native_kernels, core_ids)
+    triton = importlib.util.find_spec("triton") is not None
+    return Hardware(_usable_cores(), total, available, native_kernels, core_ids, triton)
 
 
 def parse_cores(text: str) -> tuple[int, ...]:

@@ -36,7 +36,7 @@ def resolve(config: EngineConfig, model: ModelConfig, hardware: Hardware) -> tup
         device=device,
         weights=weights,
         dtype=dtype,
-        kv_cache_dtype=_kv_cache_dtype(config, model, weights, dtype, reasons),
+        kv_cache_dtype=_kv_cache_dtype(config, model, device, weights, dtype, reasons),
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=budget,
@@ -63,9 +63,9 @@ def _async_scheduling(config: EngineConfig, device: str, reasons: list[str]) -> 
 
 def _weights(config: EngineConfig, model: ModelConfig, device: str, hardware: Hardware, reasons: list[str]) -> str:
     wanted, quantization = config.model.weights, config.model.quantization
-    obstacle = _obstacle_to_packing(config, device)
+    obstacle = _obstacle_to_packing(config, device, hardware)
     if quantization is not None:
-        _check_quantization(config, model, obstacle)
+        _check_quantization(config, model, device, obstacle)
         if wanted == "auto":
             reasons.append(
                 f"weights=packed: rounded to {quantization} as they are read, {model.dtype} in the checkpoint"
@@ -80,14 +80,11 @@ def _weights(config: EngineConfig, model: ModelConfig, device: str, hardware: Ha
         )
     if wanted != "auto":
         return wanted
-    if obstacle is None and config.model.dtype != "auto":
-        obstacle = f"dtype={config.model.dtype} was asked for"
-    if obstacle is None and not hardware.native_kernels:
-        obstacle = "the native kernels, which multiply packed weights fast, are not installed"
+    obstacle = obstacle or _better_dense(config, model, device, hardware)
     if obstacle is not None:
         reasons.append(f"weights=dense: {obstacle}")
         return "dense"
-    reasons.append(f"weights=packed: {_packed_because(model)}")
+    reasons.append(f"weights=packed: {_packed_because(model, device)}")
     return "packed"
 
 
@@ -96,25 +93,43 @@ def _is_float(dtype: str) -> bool:
     return dtype.startswith(("float", "bfloat"))
 
 
-def _packed_because(model: ModelConfig) -> str:
+def _packed_because(model: ModelConfig, device: str) -> str:
+    if device != "cpu":
+        return f"{model.dtype} as in the file, decoded within the products"
     if not _is_float(model.dtype):
         return f"{model.dtype} as in the file, multiplied in int8; dtype=float32 decodes them instead"
     fewer = "" if model.dtype == "float32" else ", half the bytes of float32 and as exact"
     return f"{model.dtype} as in the checkpoint{fewer}; products are in float32"
 
 
-def _obstacle_to_packing(config: EngineConfig, device: str) -> str | None:
+def _obstacle_to_packing(config: EngineConfig, device: str, hardware: Hardware) -> str | None:
     """Why weights cannot stay packed; None if they can."""
-    if device != "cpu":
-        return f"device={device} has no kernels for packed weights"
     if config.model.load_format == "dummy":
         return "load_format=dummy makes up dense weights"
+    if device != "cpu":
+        return (
+            None if hardware.triton else f"device={device} multiplies packed weights by Triton, which is not installed"
+        )
     if config.model.dtype not in ("auto", "float32"):
         return f"dtype={config.model.dtype} is for dense weights; packed ones give float32"
     return None
 
 
-def _check_quantization(config: EngineConfig, model: ModelConfig, obstacle: str | None) -> None:
+def _better_dense(config: EngineConfig, model: ModelConfig, device: str, hardware: Hardware) -> str | None:
+    """Why weights that could stay packed had better not, if nobody says anything; None if they had."""
+    dtype = config.model.dtype
+    if device != "cpu":
+        if _is_float(model.dtype):
+            return f"{model.dtype} in the checkpoint, and a GPU multiplies floats as they are"
+        return "dtype=float32 was asked for" if dtype == "float32" else None
+    if dtype != "auto":
+        return f"dtype={dtype} was asked for"
+    if not hardware.native_kernels:
+        return "the native kernels, which multiply packed weights fast, are not installed"
+    return None
+
+
+def _check_quantization(config: EngineConfig, model: ModelConfig, device: str, obstacle: str | None) -> None:
     """Refuse a quantization that cannot be, or that another option contradicts."""
     hint = "Leave quantization out."
     if not _is_float(model.dtype):
@@ -123,6 +138,9 @@ def _check_quantization(config: EngineConfig, model: ModelConfig, obstacle: str 
     elif config.model.weights == "dense":
         obstacle = "weights=dense keeps them at their full size"
         hint = "Leave out one of the two."
+    elif device != "cpu" and config.model.quantization == "fp16":
+        obstacle = f"device={device} keeps floats in dtype"
+        hint = "Use dtype=float16."
     elif config.model.dtype == "float32" and config.model.weights == "auto":
         obstacle = "dtype=float32 asks for exact weights"
         hint = "Leave dtype at auto: computation is in float32 anyway."
@@ -146,11 +164,13 @@ def _dtype(config: EngineConfig, model: ModelConfig, device: str, reasons: list[
     return dtype
 
 
-def _kv_cache_dtype(config: EngineConfig, model: ModelConfig, weights: str, dtype: str, reasons: list[str]) -> str:
+def _kv_cache_dtype(
+    config: EngineConfig, model: ModelConfig, device: str, weights: str, dtype: str, reasons: list[str]
+) -> str:
     if config.cache.kv_cache_dtype != "auto":
         return config.cache.kv_cache_dtype
     quantised = config.model.quantization in ("int8", "int4") or not _is_float(model.dtype)
-    if weights == "packed" and quantised and config.model.dtype == "auto":
+    if device == "cpu" and weights == "packed" and quantised and config.model.dtype == "auto":
         reasons.append("kv_cache_dtype=float16: rounds less than quantised weights do, and is half the bytes to read")
         return "float16"
     reasons.append(f"kv_cache_dtype={dtype}: the same as dtype")

@@ -271,7 +271,7 @@ def test_quantization_packs(quantization: str) -> None:
     ("dtype", "options", "why", "way_out"),
     [
         ("Q4_1", {}, "quantised already (Q4_1)", "unquantised checkpoint"),
-        ("bfloat16", {"device": "cuda"}, "device=cuda has no kernels", "Leave quantization out."),
+        ("bfloat16", {"device": "cuda", "load_format": "dummy"}, "load_format=dummy", "Leave quantization out."),
         ("bfloat16", {"weights": "dense"}, "weights=dense keeps them", "Leave out one of the two."),
         ("bfloat16", {"dtype": "float32"}, "dtype=float32 asks for exact weights", "Leave dtype at auto"),
         ("bfloat16", {"dtype": "float16"}, "dtype=float16 is for dense weights", "Leave quantization out."),
@@ -286,6 +286,31 @@ def test_a_quantization_that_cannot_be_is_refused(dtype: str, options: dict[str,
     assert all(words in str(caught.value) for words in ("quantization=int4, but", why, way_out))
 
 
+def on_cuda(stored: str, triton: bool = True, **options: Any) -> tuple[EngineConfig, str]:
+    """(the config for a GPU, the reason for its weights)"""
+    model, hardware = dataclasses.replace(MODEL, dtype=stored), dataclasses.replace(HARDWARE, triton=triton)
+    config, reasons = resolve(EngineConfig.from_options(device="cuda", **options), model, hardware)
+    assert resolve(config, model, hardware) == (config, [])
+    (reason,) = [reason for reason in reasons if reason.startswith("weights=")] or [""]
+    return config, reason
+
+
+def test_on_cuda_integers_stay_packed_and_floats_are_dense() -> None:
+    config, reason = on_cuda("Q4_1")
+    assert (config.model.weights, config.model.dtype, config.cache.kv_cache_dtype) == ("packed", "bfloat16", "bfloat16")
+    assert reason == "weights=packed: Q4_1 as in the file, decoded within the products"
+    assert on_cuda("Q4_1", dtype="float16")[0].model.weights == "packed"
+    assert on_cuda("Q4_1", dtype="float32")[1] == "weights=dense: dtype=float32 was asked for"
+    assert "not installed" in on_cuda("Q4_1", triton=False)[1]
+    config, reason = on_cuda("float16")
+    assert (config.model.weights, config.model.dtype) == ("dense", "float16")
+    assert "a GPU multiplies floats as they are" in reason
+    config, _ = on_cuda("bfloat16", quantization="int4")
+    assert (config.model.weights, config.model.dtype) == ("packed", "bfloat16")
+    with pytest.raises(ConfigError, match=r"quantization=fp16, but device=cuda keeps .* Use dtype=float16"):
+        on_cuda("bfloat16", quantization="fp16")
+
+
 def test_what_was_asked_for_weights_needs_no_reason() -> None:
     assert resolved_weights("Q4_1", weights="dense") == ("dense", "")
     assert resolved_weights("Q4_1", weights="packed", dtype="float32") == ("packed", "")
@@ -295,7 +320,7 @@ def test_what_was_asked_for_weights_needs_no_reason() -> None:
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"device": "cuda"}, "device=cuda has no kernels"),
+        ({"device": "cuda", "load_format": "dummy"}, "load_format=dummy makes up"),
         ({"dtype": "bfloat16"}, "dtype=bfloat16 is for dense weights"),
         ({"load_format": "dummy"}, "load_format=dummy makes up"),
     ],

@@ -36,5 +36,5 @@ class BuildContext:
         return torch.nn.Parameter(tensor, requires_grad=False)
 
     def declare(self, *shape: int) -> torch.nn.Parameter:
-        """A weight of which there is only a name and a shape; a LinearMethod keeps its content elsewhere."""
-        return torch.nn.Parameter(torch.empty(*shape, device="meta"), requires_grad=False)
+        """A weight of which there are only name, shape and dtype; a LinearMethod keeps its content elsewhere."""
+        return torch.nn.Parameter(torch.empty(*shape, dtype=self.dtype, device="meta"), requires_grad=False)

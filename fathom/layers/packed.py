@@ -6,8 +6,11 @@ parts, each of which writes its own columns of the one output:
     qkv of [q | k | v] rows, q and k in 4 bits, v in 8:    parts   [ q and k | v ]
                                                            output  [ q, k    | v ]   two products
 
-Neighbours in the same format become one part. The layer's ``weight`` is only declared: a name and a shape for the
-loader to check.
+Neighbours in the same format become one part. The layer's ``weight`` is only declared: a name, a shape and a dtype for
+the loader to check.
+
+Panels of floats are the native kernels' order. On a GPU, where Triton's kernels do the work, floats are plain matrices
+in the model's dtype, which torch multiplies; integers are packed there, too.
 """
 
 from __future__ import annotations
@@ -15,7 +18,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
+import torch.nn.functional as F
 
+from fathom.kernels import gpu
 from fathom.kernels.embedding import embedding
 from fathom.kernels.float_matmul import float_matmul
 from fathom.kernels.quant_matmul import decoded_matmul, quant_matmul
@@ -27,7 +32,7 @@ if TYPE_CHECKING:
     from fathom.layers.build import BuildContext
     from fathom.layers.linear import Linear
 
-Matrix = PackedWeight | FloatWeight
+Matrix = PackedWeight | FloatWeight | torch.Tensor
 
 
 class Part(NamedTuple):
@@ -38,12 +43,14 @@ class Part(NamedTuple):
 
 
 class Packed:
-    """The matrix in parts, in the kernels' layouts. Activations are float32.
+    """The matrix in parts, in the kernels' layouts. Activations are float32; on a GPU, of any dtype.
 
-    activations: what those that meet a PackedWeight are rounded to; "float32" leaves them as they are.
+    device: where the weights are to lie.
+    activations: what those that meet a PackedWeight are rounded to; "float32" leaves them as they are, as a GPU does.
     """
 
-    def __init__(self, activations: Literal["int8", "float32"] = "int8") -> None:
+    def __init__(self, device: torch.device, activations: Literal["int8", "float32"] = "int8") -> None:
+        self._device = device
         self._packed_matmul = quant_matmul if activations == "int8" else decoded_matmul
         self._memory = HugePages()
 
@@ -51,13 +58,23 @@ class Packed:
         layer.weight = build.declare(layer.out_features, layer.in_features)
         layer.parts = []
 
-    def store(self, layer: Linear, rows: slice, matrix: Matrix) -> None:
+    def store(self, layer: Linear, rows: slice, matrix: PackedWeight | FloatWeight) -> None:
         """Take the matrix of these rows of the layer; called once for each projection, in any order."""
-        layer.parts = sorted([*layer.parts, Part(rows, matrix)], key=lambda part: part.rows.start)
+        placed = self._placed(matrix, layer.weight.dtype)
+        layer.parts = sorted([*layer.parts, Part(rows, placed)], key=lambda part: part.rows.start)
         if sum(part.rows.stop - part.rows.start for part in layer.parts) == layer.out_features:
             layer.parts = [self._moved(part) for part in _joined(layer.parts)]
 
+    def _placed(self, matrix: PackedWeight | FloatWeight, dtype: torch.dtype) -> Matrix:
+        """The matrix on its device, in the form that its products read; one read from a file is on the host."""
+        if not gpu.serves_device(self._device):
+            return matrix
+        there = matrix.with_tensors([tensor.to(self._device) for tensor in matrix.tensors], matrix.rows)
+        return there if isinstance(there, PackedWeight) else there.dense().to(dtype)
+
     def _moved(self, part: Part) -> Part:
+        if isinstance(part.matrix, torch.Tensor):
+            return part
         tensors = [self._memory.take(tensor) for tensor in part.matrix.tensors]
         return part._replace(matrix=part.matrix.with_tensors(tensors, part.matrix.rows))
 
@@ -71,13 +88,16 @@ class Packed:
 
     def look_up(self, layer: Linear, row_ids: torch.Tensor, factor: float) -> torch.Tensor:
         (part,) = layer.parts
-        return embedding(row_ids, part.matrix, factor)
+        return embedding(row_ids, part.matrix, factor, layer.weight.dtype)
 
     def _product(
         self, x: torch.Tensor, matrix: Matrix, bias: torch.Tensor | None, out: torch.Tensor | None = None
     ) -> torch.Tensor:
         if isinstance(matrix, PackedWeight):
             return self._packed_matmul(x, matrix, bias, out)
+        if isinstance(matrix, torch.Tensor):
+            product = F.linear(x, matrix, bias)
+            return product if out is None else out.copy_(product)
         return float_matmul(x, matrix, bias, out)
 
 
@@ -96,6 +116,10 @@ def _joined(parts: list[Part]) -> list[Part]:
 
 def _stacked(above: Matrix, below: Matrix) -> Matrix | None:
     """Both matrices as one; None if they differ in format, or the first ends within a panel."""
+    if isinstance(above, torch.Tensor) and isinstance(below, torch.Tensor):
+        return torch.cat([above, below])
+    if isinstance(above, torch.Tensor) or isinstance(below, torch.Tensor):
+        return None
     if above.format != below.format or above.rows % PANEL:
         return None
     tensors = [_after_each_other(pair) for pair in zip(above.tensors, below.tensors, strict=True)]
@@ -104,5 +128,7 @@ def _stacked(above: Matrix, below: Matrix) -> Matrix | None:
 
 def _after_each_other(pair: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
     above, below = pair
+    if above.device.type != "cpu":
+        return torch.cat(pair)
     both = empty((len(above) + len(below), *above.shape[1:]), above.dtype)
     return torch.cat(pair, out=both)

@@ -66,8 +66,9 @@ def load_model(
         weights: "packed" keeps matrices as the checkpoint stores them, in the kernels' layouts; "dense" as dtype.
         quantization: what packed matrices that the checkpoint holds as floats are rounded to.
         activations: what those that meet quantised weights are rounded to.
-        dtype: of activations and dense weights; tensors stored in another are converted one at a time. float32
-            with packed weights.
+        dtype: of activations and dense weights; tensors stored in another are converted one at a time. On a CPU
+            float32 with packed weights.
+        device: where the weights are to lie. Tensors go there one by one, from the mapped file.
         max_model_len: positions that the model must be able to handle.
         groups: the ranks among which the model is cut; what is built, and read, is this rank's share.
 
@@ -76,7 +77,7 @@ def load_model(
         CheckpointError: tensors are missing, unexpected or mis-shaped (all named), or a file is corrupt.
     """
     checkpoint = None if load_format == "dummy" else open_checkpoint(resolved)
-    method = Packed(activations) if weights == "packed" else Dense()
+    method = Packed(device, activations) if weights == "packed" else Dense()
     build = BuildContext(dtype, device, max_model_len, method, groups.tensor, groups.pipeline)
     model = model_class(model_config.architecture)(model_config, build)
     if checkpoint is None:

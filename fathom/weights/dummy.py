@@ -9,15 +9,17 @@ STANDARD_DEVIATION = 0.02  # what such models start training with: activations s
 
 
 def fill_with_random(module: nn.Module, seed: int = 0) -> None:
-    """Overwrite every parameter of `module` in place; the same seed gives the same values on any device.
+    """Overwrite every parameter of `module` in place, where it lies; the same seed gives the same values again.
 
     Matrices become small normal numbers, weights of one dimension (those of norms) 1, biases 0.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generators: dict[torch.device, torch.Generator] = {}
     with torch.no_grad():
         for name, parameter in module.named_parameters():
             if parameter.dim() > 1:
-                values = torch.empty(parameter.shape)
-                parameter.copy_(values.normal_(0.0, STANDARD_DEVIATION, generator=generator))
+                generator = generators.get(parameter.device)
+                if generator is None:
+                    generator = generators[parameter.device] = torch.Generator(parameter.device).manual_seed(seed)
+                parameter.normal_(0.0, STANDARD_DEVIATION, generator=generator)
             else:
                 parameter.fill_(0.0 if name.endswith("bias") else 1.0)

@@ -18,6 +18,7 @@ from triton.runtime.jit import JITFunction
 from fathom.kernels import row_search
 from fathom.kernels.activation import triton as activation
 from fathom.kernels.attention import triton as attention
+from fathom.kernels.embedding import triton as embedding
 from fathom.kernels.norm import triton as norm
 from fathom.kernels.penalties import triton as penalties
 from fathom.kernels.quant_matmul import triton as quant_matmul
@@ -43,6 +44,7 @@ TYPES = {
 LAUNCHED = {
     activation: ["_gated"],
     attention: ["_attend", "_merge"],
+    embedding: ["_decode_rows"],
     norm: ["_rms_norm"],
     penalties: ["_apply"],
     quant_matmul: ["_multiply"],
@@ -118,9 +120,10 @@ def choose_tokens(num_rows: int, vocab_size: int) -> None:
 
 
 def multiply_all() -> None:
-    """Call the products with packed weights, in every format and dtype."""
+    """Call the products with packed weights and the lookup of their rows, in every format and dtype."""
     for form in ALL:
         quant_matmul.quant_matmul(torch.zeros(1, 256, dtype=torch.bfloat16), random_weight(64, 256, form))
+        embedding.embedding(torch.zeros(2, dtype=torch.int64), random_weight(64, 2048, form), 1.0, torch.bfloat16)
     for dtype in (torch.float16, torch.float32):
         quant_matmul.quant_matmul(torch.zeros(40, 256, dtype=dtype), random_weight(64, 256, ALL[0]), torch.zeros(64))
 

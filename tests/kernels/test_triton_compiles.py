@@ -13,6 +13,7 @@ pytest.importorskip("triton")
 KERNELS = {
     "activation.triton": "_gated",
     "attention.triton": "_attend _merge",
+    "embedding.triton": "_decode_rows",
     "norm.triton": "_rms_norm",
     "penalties.triton": "_apply",
     "quant_matmul.triton": "_multiply",

@@ -1,4 +1,4 @@
-"""Products with packed weights by Triton's interpreter, in every format, beside the decoded matrix's."""
+"""Packed weights in Triton's interpreter, in every format: products and rows beside the decoded matrix's."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import torch
 
 pytest.importorskip("triton")
 
+from fathom.kernels.embedding import triton as embedding_triton
+from fathom.kernels.embedding.triton import embedding
 from fathom.kernels.quant_matmul.triton import decoded_matmul
 from tests.quant.random_weights import ALL, Format, random_weight, whole_steps
 
@@ -42,3 +44,23 @@ def test_a_token_is_the_same_whatever_is_beside_it() -> None:
     assert torch.equal(decoded_matmul(x[1, 0], weight), together[1, 0])
     assert torch.equal(decoded_matmul(x[1, :7], weight), together[1, :7])
     assert decoded_matmul(x[:, :0], weight).shape == (2, 0, 20)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("form", ALL)
+def test_rows_are_those_of_the_decoded_matrix(
+    monkeypatch: pytest.MonkeyPatch, form: Format, dtype: torch.dtype
+) -> None:
+    """Of several tiles of columns, the last not full; out of order, one twice, from the first panel and the last."""
+    monkeypatch.setattr(embedding_triton, "TILE", 64)
+    weight = random_weight(71, whole_steps(96, form), form)
+    ids = torch.tensor([70, 0, 33, 70, 15])
+    for factor in (1.0, 2.5):
+        expected = (weight.dense()[ids] * factor).to(dtype)
+        torch.testing.assert_close(embedding(ids, weight, factor, dtype), expected, rtol=1e-6, atol=0)
+    assert embedding(ids[:0], weight, 1.0, dtype).shape == (0, weight.columns)
+
+
+def test_rows_of_a_dense_matrix_keep_its_dtype() -> None:
+    matrix = randn(20, 6).half()
+    assert torch.equal(embedding(torch.tensor([19, 3]), matrix), matrix[[19, 3]])

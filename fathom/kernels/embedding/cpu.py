@@ -10,7 +10,10 @@ from fathom.quant.packed import PackedWeight
 
 
 def embedding(
-    row_ids: torch.Tensor, matrix: torch.Tensor | PackedWeight | FloatWeight, factor: float = 1.0
+    row_ids: torch.Tensor,
+    matrix: torch.Tensor | PackedWeight | FloatWeight,
+    factor: float = 1.0,
+    dtype: torch.dtype = torch.float32,
 ) -> torch.Tensor:
     """See the package's docstring for shapes and rules."""
     row_ids = row_ids.contiguous()
@@ -23,7 +26,7 @@ def embedding(
             factor,
             *packed_arguments(matrix),
         )
-        return output
+        return output.to(dtype)
     if isinstance(matrix, FloatWeight):
         output = torch.empty(len(row_ids), matrix.columns)
         cpu.float_rows(
@@ -35,7 +38,7 @@ def embedding(
             TYPE_NUMBERS[matrix.values.dtype],
             factor,
         )
-        return output
+        return output.to(dtype)
     output = matrix.new_empty(len(row_ids), matrix.shape[1])
     cpu.gather_rows(output.data_ptr(), matrix.data_ptr(), row_ids.data_ptr(), *output.shape, factor)
     return output

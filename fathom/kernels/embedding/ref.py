@@ -10,8 +10,14 @@ from fathom.quant.packed import PackedWeight
 
 
 def embedding(
-    row_ids: torch.Tensor, matrix: torch.Tensor | PackedWeight | FloatWeight, factor: float = 1.0
+    row_ids: torch.Tensor,
+    matrix: torch.Tensor | PackedWeight | FloatWeight,
+    factor: float = 1.0,
+    dtype: torch.dtype = torch.float32,
 ) -> torch.Tensor:
     """See the package's docstring for shapes and rules."""
-    rows = F.embedding(row_ids, matrix) if isinstance(matrix, torch.Tensor) else matrix.unpack_rows(row_ids)
-    return rows if factor == 1.0 else rows * factor
+    if isinstance(matrix, torch.Tensor):
+        rows, dtype = F.embedding(row_ids, matrix), matrix.dtype
+    else:
+        rows = matrix.unpack_rows(row_ids)
+    return (rows if factor == 1.0 else rows * factor).to(dtype)

@@ -6,6 +6,8 @@ float_matmul(x, weight, bias=None, out=None) -> out
     bias    [rows] float32, or None
     out     [..., rows] float32, or None for a new one; its rows may lie apart (a slice of a wider tensor's columns)
 
+A GPU has no FloatWeights: layers/packed.py makes them plain matrices there, whose products are torch's.
+
 The native kernels add up a result's products from the first column to the last, one by one, so a row of the result
 has the same bits whatever other rows of x there are.
 """
