@@ -32,8 +32,8 @@ CHECKS = (
     "unsupported_method",
     "allow_header_conformance",
 )
-MOST_GROWTH = 1000.0
-"""Bytes a request by which a process may surely grow; there are too few of them to see less beside the largest ones."""
+MOST_GROWTH = 100.0
+"""Bytes a request by which a process may surely grow: beyond the uncertainty that a run of this length leaves."""
 _SAMPLE_S = 1.0
 _WARM_UP_SHARE = 0.2
 _FLAGS = ("--max-model-len=512", "--max-num-seqs=16", "--kv-cache-memory-bytes=4000000")

@@ -138,6 +138,17 @@ class RequestMetrics:
     num_generation_tokens: int = 0
     num_preemptions: int = 0
 
+    def copy(self) -> RequestMetrics:
+        """What is known now, unaffected by what happens later."""
+        return RequestMetrics(
+            self.arrival_time,
+            self.scheduled_time,
+            self.first_token_time,
+            self.last_token_time,
+            self.num_generation_tokens,
+            self.num_preemptions,
+        )
+
 
 @dataclass(slots=True)
 class RequestOutput:

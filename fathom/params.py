@@ -236,7 +236,8 @@ def _integer(name: str, value: Any, low: int, high: int | None, hint: str | None
 def _number(name: str, value: Any, low: float, high: float, low_open: bool = False) -> float:
     """The value as a float: any real number, numpy's too, but no bool."""
     try:
-        number = float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
+        is_number = isinstance(value, (float, int, Real)) and not isinstance(value, bool)  # Real is slow to ask
+        number = float(value) if is_number else math.nan
     except OverflowError:
         number = math.inf
     if not math.isfinite(number):

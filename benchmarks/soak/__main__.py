@@ -1,11 +1,12 @@
 """Run the soak, print what came of it, and end with exit code 1 if anything is not as it should be.
 
     python -m benchmarks.soak                              # 5,000 requests to the default model, after 1,000 to warm up
-    python -m benchmarks.soak --model tiny --requests 20000
+    python -m benchmarks.soak --model tiny --requests 20000 --warm-up 12000
 
 A fifth of the clients go away, in the queue, while their prompt is read, or in the middle of an answer; a tenth sends
-what is no request. The KV cache is small, so that it is soon used up and answers lose their place now and then. Memory
-is sampled under way; its slope is that of a least-squares line after the warm-up. In a last part nobody goes away:
+what is no request. The KV cache is small, so that it is soon used up and answers lose their place now and then. After
+the warm-up the requests come in waves. Between two of them the server rests until it has handed back what it had freed,
+and what it holds then is sampled; the growth is the slope of a least-squares line. In a last part nobody goes away:
 there the counters must be what the clients saw, to the last token. Flags that are not known here are the server's.
 """
 
@@ -16,10 +17,11 @@ import asyncio
 import sys
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 
 from benchmarks.served import Footprint, ServedModel
-from benchmarks.soak.clients import Seen, ask_all
+from benchmarks.soak.clients import ask_all
 from benchmarks.soak.memory import GROUPS, fit
 from benchmarks.soak.tally import Tally
 from benchmarks.soak.workload import CHAT_TEMPLATE, CONTEXT, MAX_BODY_BYTES, Workload
@@ -30,23 +32,34 @@ MOST_GROWTH = 100.0
 KV_CACHE_BYTES = {TINY: 4_000_000}
 """Room for about 5,000 tokens, at most 16 answers' share of which is 2,048."""
 KV_CACHE_BYTES_ELSE = 110_000_000
-_SAMPLES = 20 * GROUPS
+REST_S = 12.0
+"""Of the server after a wave: longer than from one trimming of its heap to the next (fathom/allocator.py)."""
 _GAUGES = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
 
 
 class Soak:
     """One run against a server that runs already.
 
-    numbers: which requests belong to which part.
+    numbers: which requests belong to which part. rest_s: how long the server rests after each wave.
     """
 
-    def __init__(self, server: ServedModel, requests: int, concurrency: int, seed: int) -> None:
+    def __init__(
+        self,
+        server: ServedModel,
+        requests: int,
+        concurrency: int,
+        seed: int,
+        warm_up: int | None = None,
+        rest_s: float = REST_S,
+    ) -> None:
         self._server = server
         self._concurrency = concurrency
-        last = requests // 5 + requests
+        self._rest_s = rest_s
+        first = requests // 5 if warm_up is None else warm_up
+        last = first + requests
         self.numbers = {
-            "warm-up": range(requests // 5),
-            "soak": range(requests // 5, last),
+            "warm-up": range(first),
+            "soak": range(first, last),
             "closing": range(last, last + requests // 10),
         }
         self._workload = Workload(seed, first_staying=last)
@@ -65,18 +78,15 @@ class Soak:
 
     def _ask(self, part: str) -> Tally:
         """One part of the requests, its counters compared with what was seen."""
-        numbers, tally = self.numbers[part], Tally()
-        every = max(1, len(numbers) // _SAMPLES)
-
-        def done(seen: Seen) -> None:
-            tally.add(seen)
-            if part == "soak" and tally.asked % every == 0:
-                self._samples.append((tally.asked, self._server.footprints()))
-
+        tally = Tally()
         before, began = self._server.metrics(), time.perf_counter()
-        asyncio.run(ask_all(self._server.url, self._workload, numbers, self._concurrency, done))
+        for wave in waves(self.numbers[part]) if part == "soak" else [self.numbers[part]]:
+            asyncio.run(ask_all(self._server.url, self._workload, wave, self._concurrency, tally.add))
+            after = self._idle_metrics()
+            if part == "soak":
+                time.sleep(self._rest_s)
+                self._samples.append((tally.asked, self._server.footprints()))
         seconds = time.perf_counter() - began
-        after = self._idle_metrics()
         left = ", ".join(f"{count:,} in {where}" for where, count in sorted(tally.left.items()))
         print(
             f"\n{part}: {tally.asked:,} requests in {seconds:.0f} s, {tally.invalid:,} invalid; left: {left or 'none'}"
@@ -111,10 +121,17 @@ class Soak:
             self.failures.append(line)
 
 
+def waves(numbers: range) -> list[range]:
+    """GROUPS parts of about the same size."""
+    ends = [numbers.start + len(numbers) * wave // GROUPS for wave in range(GROUPS + 1)]
+    return [range(*pair) for pair in pairwise(ends)]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m", help="as for fathom serve; tiny: random weights, made now")
-    parser.add_argument("--requests", type=int, default=5000, help="after the warm-up, which is a fifth of that")
+    parser.add_argument("--requests", type=int, default=5000, help="after the warm-up")
+    parser.add_argument("--warm-up", type=int, help="requests of the warm-up; a fifth as many if left out")
     parser.add_argument("--concurrency", type=int, default=64)
     parser.add_argument("--seed", type=int, default=0)
     options, flags = parser.parse_known_args()
@@ -122,7 +139,7 @@ def main() -> None:
         folder = Path(name)
         path = str(tiny_model(folder)) if options.model == TINY else options.model
         server = start_server(options.model, path, folder, flags)
-        soak = Soak(server, options.requests, options.concurrency, options.seed)
+        soak = Soak(server, options.requests, options.concurrency, options.seed, options.warm_up)
         try:
             soak.run()
         finally:

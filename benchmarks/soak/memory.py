@@ -28,7 +28,8 @@ def fit(requests: Sequence[int], nbytes: Sequence[int]) -> Slope:
     """The least-squares slope of memory over requests.
 
     Neighbouring samples are alike, so they say less than as many independent ones would: the line goes through the
-    means of GROUPS groups of neighbours, and it is from their distances to it that the uncertainty comes.
+    means of GROUPS groups of neighbours, and it is from their distances to it that the uncertainty comes. Of GROUPS
+    samples that lie far apart each is a group.
 
     Args:
         requests, nbytes: [samples], at least GROUPS.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+MOST_GONE = 64
+"""Fronts that ended last whose names are kept; what an earlier one had sent has been read long since."""
+
 
 class Fronts:
     """Takes the fronts' messages to the engine, and to each front what is its own.
@@ -47,7 +51,8 @@ class Fronts:
         self._decoder: Decoder[FromFront] = Decoder(FromFront)
         self._encoder = Encoder()
         self._present: set[bytes] = set()
-        self._gone: set[bytes] = set()  # what is left of their messages may be read after the news of their end
+        # What is left of their messages may be read after the news of their end.
+        self._gone: deque[bytes] = deque(maxlen=MOST_GONE)
         self._owners: dict[str, bytes] = {}  # request id -> the front that it belongs to
 
     def take_messages(self) -> None:
@@ -78,7 +83,7 @@ class Fronts:
     def drop(self, identity: bytes) -> None:
         """A front has ended: so do its requests, and what is still to come of its messages counts no more."""
         self._present.discard(identity)
-        self._gone.add(identity)
+        self._gone.append(identity)
         self._abort([request_id for request_id, owner in self._owners.items() if owner == identity])
 
     def _handle(self, identity: bytes, message: FromFront) -> None:

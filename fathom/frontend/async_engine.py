@@ -218,8 +218,11 @@ class AsyncLLM(ControlMixin):
         collector = self._collectors.get(output.request_id)
         if collector is None:
             return
-        failed = next((answer for answer in output.outputs if answer.error is not None), None)
-        collector.put(output if failed is None else RequestFailedError(failed.error or ""))
+        for answer in output.outputs:
+            if answer.error is not None:
+                collector.put(RequestFailedError(answer.error))
+                return
+        collector.put(output)
 
     def _fail_all(self, why: str) -> None:
         self._dead = self._dead or why

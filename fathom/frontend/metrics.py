@@ -11,7 +11,8 @@ a preemption. Latencies have finer buckets than vLLM's, since a small model's to
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -62,12 +63,20 @@ class PrometheusObserver(EngineObserver):
         shared: the folder in which all processes that serve the engine count. In each of them
             PROMETHEUS_MULTIPROC_DIR must have named it before prometheus_client was imported.
         counts_steps: whether this process observes the engine's steps; one of those that share a folder does.
+        processes: of those that share a folder: name -> process id, as they are now.
     """
 
-    def __init__(self, model_name: str, shared: Path | None = None, counts_steps: bool = True) -> None:
+    def __init__(
+        self,
+        model_name: str,
+        shared: Path | None = None,
+        counts_steps: bool = True,
+        processes: Callable[[], dict[str, int]] = dict,
+    ) -> None:
         self.registry = CollectorRegistry()
         self._labels = {"model_name": model_name, "engine": "0"}
         self._counts_steps = counts_steps
+        self._new_tokens = 0  # of the step that is being taken in
         self._engine = EngineNumbers(self._labels)
         self._told = self.registry
         if shared is None:
@@ -75,6 +84,7 @@ class PrometheusObserver(EngineObserver):
         else:
             self._told = CollectorRegistry()
             MultiProcessCollector(self._told, str(shared))  # type: ignore[no-untyped-call]
+            self._told.register(FrontProcesses(processes))
         self._told.register(self._engine)
         self._make_counters()
         self._make_histograms()
@@ -82,7 +92,9 @@ class PrometheusObserver(EngineObserver):
     # ---------------------------------------------------------------- what the engine tells
 
     def step(self, step: EngineCoreOutputs) -> None:
-        """Take in the scheduler's numbers and the size of the step."""
+        """Take in the scheduler's numbers and the size of the step; all of its tokens have been told."""
+        self._generation_tokens.inc(self._new_tokens)
+        self._new_tokens = 0
         if step.step is not None and self._counts_steps:
             self._iteration_tokens.observe(step.step.context_tokens + step.step.generation_tokens)
         if step.stats is not None:
@@ -94,7 +106,7 @@ class PrometheusObserver(EngineObserver):
 
     def tokens(self, state: RequestState, num_new: int, gap_s: float | None) -> None:
         """Count new tokens; with the first of them the prompt, and the time to it."""
-        self._generation_tokens.inc(num_new)
+        self._new_tokens += num_new  # a counter takes a microsecond
         if gap_s is not None:
             self._inter_token.observe(max(0.0, gap_s) / num_new)
             return
@@ -186,6 +198,23 @@ class PrometheusObserver(EngineObserver):
     def _histogram(self, name: str, words: str, buckets: Sequence[float]) -> Histogram:
         metric = Histogram(f"fathom:{name}", words, list(self._labels), buckets=buckets, registry=self.registry)
         return metric.labels(**self._labels)
+
+
+class FrontProcesses(Collector):
+    """The process metrics of all fronts, told apart by the label `front`, whichever is asked."""
+
+    def __init__(self, processes: Callable[[], dict[str, int]]) -> None:
+        self._processes = processes
+
+    def collect(self) -> Iterator[Metric]:
+        """Called by the registry for each scrape."""
+        families: dict[str, Metric] = {}
+        for front, process_id in self._processes().items():
+            for found in ProcessCollector(pid=partial(int, process_id), registry=None).collect():
+                family = families.setdefault(found.name, Metric(found.name, found.documentation, found.type))
+                for sample in found.samples:
+                    family.add_sample(sample.name, {"front": front}, sample.value)
+        yield from families.values()
 
 
 class EngineNumbers(Collector):

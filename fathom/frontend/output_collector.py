@@ -20,7 +20,8 @@ class OutputCollector:
         self._aggregate = kind is RequestOutputKind.DELTA
         self._waiting: RequestOutput | None = None
         self._error: FathomError | None = None
-        self._ready = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._woken: asyncio.Future[None] | None = None  # what the reader waits for; an Event does more for each token
 
     def put(self, output: RequestOutput | FathomError) -> None:
         """Add an output, or the error that ends the request."""
@@ -30,15 +31,15 @@ class OutputCollector:
             self._waiting = output
         else:
             self._waiting.add(output, aggregate=self._aggregate)
-        self._ready.set()
+        if self._woken is not None and not self._woken.done():
+            self._woken.set_result(None)
 
     async def get(self) -> RequestOutput:
         """All that has come since the last call, as one output; the error, once nothing else waits."""
-        await self._ready.wait()
-        output, self._waiting = self._waiting, None
-        if self._error is None:
-            self._ready.clear()
-        elif output is None:
-            raise self._error
-        assert output is not None
+        while (output := self._waiting) is None:
+            if self._error is not None:
+                raise self._error
+            self._woken = self._loop.create_future()
+            await self._woken
+        self._waiting = None
         return output

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from fathom.errors import ValidationError
 from fathom.frontend.detokenizer import IncrementalDetokenizer, NoDetokenizer
@@ -218,7 +218,7 @@ class OutputProcessor:
             finished=finished,
             prompt_logprobs=state.prompt_logprobs,
             num_cached_tokens=num_cached_tokens,
-            metrics=replace(state.metrics),
+            metrics=state.metrics.copy(),
         )
 
 

@@ -33,18 +33,23 @@ class Observers(EngineObserver):
     """Tells several observers, in their order."""
 
     def __init__(self, *observers: EngineObserver) -> None:
-        self._observers = list(observers)
+        self._observers: list[EngineObserver] = []
+        self._told_of_tokens: list[EngineObserver] = []  # each token costs each of them a call
+        for observer in observers:
+            self.add(observer)
 
     def add(self, observer: EngineObserver) -> None:
         """One more, the last to be told."""
         self._observers.append(observer)
+        if type(observer).tokens is not EngineObserver.tokens:
+            self._told_of_tokens.append(observer)
 
     def step(self, step: EngineCoreOutputs) -> None:
         for observer in self._observers:
             observer.step(step)
 
     def tokens(self, state: RequestState, num_new: int, gap_s: float | None) -> None:
-        for observer in self._observers:
+        for observer in self._told_of_tokens:
             observer.tokens(state, num_new, gap_s)
 
     def finished(self, state: RequestState) -> None:

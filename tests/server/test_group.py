@@ -6,6 +6,9 @@ import contextlib
 import json
 import os
 import signal
+import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -132,6 +135,15 @@ def test_metrics_are_sums_and_the_engine_s_are_its_own(
     assert within(5, lambda: sample(two, "num_requests_running") == sample(two, "kv_cache_usage_perc") == 0)
 
 
+def test_any_front_tells_of_the_processes_of_all(group: Server, clients: tuple[httpx.Client, httpx.Client]) -> None:
+    for client in clients:
+        lines = [line for line in client.get("/metrics").text.splitlines() if line.startswith("process_start_time")]
+        started = {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines}
+        assert list(started) == [f'process_start_time_seconds{{front="{number}"}}' for number in range(2)]
+        for seconds, front in zip(started.values(), fronts_of(group), strict=True):
+            assert abs(seconds - front.create_time()) < 2
+
+
 def test_limits_and_load_are_those_of_all(group: Server, clients: tuple[httpx.Client, httpx.Client]) -> None:
     """Four run and two wait, three of them here and three there: no seventh comes in, whomever it asks."""
     one, engine = clients[0], group.engine()
@@ -195,6 +207,43 @@ def test_a_stalled_engine_makes_every_front_unhealthy(
     finally:
         engine.resume()
     assert within(5, lambda: [client.get("/health").status_code for client in clients] == [200, 200])
+
+
+@pytest.mark.parametrize("fronts", [1, 2])
+def test_of_two_that_start_at_once_on_a_port_one_gets_it(tiny_chat_model: Path, fronts: int) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "fathom", "serve", str(tiny_chat_model), f"--port={port}"]
+    command += [f"--api-server-count={fronts}", "--num-threads=1"]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    both = [subprocess.Popen(command, **pipes) for _ in range(2)]
+    try:
+        lost = within(30, lambda: any(process.poll() is not None for process in both))
+        assert lost, "both have the port"
+        winner, loser = sorted(both, key=lambda process: process.poll() is not None)
+        assert loser.returncode == 1
+        assert loser.communicate()[1].splitlines() == [
+            f"fathom: port {port} is in use. Stop what uses it, or choose another with --port; 0 picks a free one."
+        ]
+        assert f":{port}" in winner.stdout.readline()
+    finally:
+        for process in both:
+            process.terminate()
+            process.communicate()
+    assert winner.returncode == 0
+
+
+def test_several_fronts_of_several_workers(
+    group: Server, clients: tuple[httpx.Client, httpx.Client], start: Start
+) -> None:
+    expected = clients[0].post("/v1/completions", json=GREEDY).json()["choices"]
+    server = start("--tensor-parallel-size=2", "--num-threads=2")
+    processes = [*everything_of(server), *server.engine().children()]
+    for front in fronts_of(server):
+        with client_of(server, front) as client:
+            assert client.post("/v1/completions", json=GREEDY).json()["choices"] == expected
+    assert server.stop() == 0
+    assert nothing_is_left(server, processes)
 
 
 def test_a_signal_to_all_processes_lets_requests_end(start: Start) -> None:

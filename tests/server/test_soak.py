@@ -64,7 +64,7 @@ def test_a_small_soak(tiny_chat_model: Path, tmp_path: Path) -> None:
     """Everything but the slope, which takes thousands of requests to show."""
     server = start_server("tiny", str(tiny_chat_model), tmp_path, ["--num-threads=1"])
     try:
-        soak = Soak(server, requests=200, concurrency=32, seed=0)
+        soak = Soak(server, requests=200, concurrency=32, seed=0, rest_s=0)
         soak.run()
     finally:
         assert server.end() == []

@@ -8,12 +8,11 @@ from __future__ import annotations
 import hmac
 from collections.abc import Awaitable, Callable
 
-from starlette.applications import Starlette
-from starlette.middleware import Middleware
+from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fathom.entrypoints.server import (
@@ -80,67 +79,72 @@ OPEN_PATHS = frozenset({"/health", "/ping", *web.FILES})
 """Need no key. The page asks for it."""
 
 
-def create_app(serving: Serving) -> Starlette:
-    """The application that serves an engine."""
+def create_app(serving: Serving) -> ASGIApp:
+    """The application that serves an engine.
+
+    Put together of Starlette's parts and not a Starlette(), which would pass each piece of a stream through three
+    functions that look out for what is looked after here.
+    """
     settings = serving.settings
-    middleware = [Middleware(_Surroundings, serving=serving)]
-    if serving.tracing is not None:
-        middleware.append(Middleware(TracedRequests, tracing=serving.tracing))
-    if settings.allowed_origins:
-        middleware.append(
-            Middleware(
-                CORSMiddleware,
-                allow_origins=list(settings.allowed_origins),
-                allow_methods=["GET", "POST"],
-                allow_headers=["*"],
-                expose_headers=["X-Request-Id"],
-            )
-        )
-    middleware.append(Middleware(_KeyCheck, keys=settings.keys))
-    routes = ROUTES + WEB_ROUTES + (ADMIN_ROUTES if settings.enable_admin else [])
     by_path: dict[str, dict[str, Handler]] = {}
-    for method, path, handler in routes:
+    for method, path, handler in ROUTES + WEB_ROUTES + (ADMIN_ROUTES if settings.enable_admin else []):
         by_path.setdefault(path, {})[method] = handler
-    return Starlette(
-        routes=[
-            Route(path, _endpoint(serving, path, handlers), methods=list(handlers))
-            for path, handlers in by_path.items()
-        ],
-        middleware=middleware,
-        exception_handlers={404: _failed, 405: _failed, Exception: _failed},
-    )
+    routes = [Route(path, _Endpoint(serving, path, handlers), name=path) for path, handlers in by_path.items()]
+    app: ASGIApp = Router(routes, default=_unknown_path)
+    app = _KeyCheck(app, settings.keys)
+    if settings.allowed_origins:
+        app = CORSMiddleware(
+            app,
+            allow_origins=list(settings.allowed_origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["X-Request-Id"],
+        )
+    if serving.tracing is not None:
+        app = TracedRequests(app, serving.tracing)
+    return _Surroundings(app)
 
 
-def _endpoint(serving: Serving, path: str, handlers: dict[str, Handler]) -> Callable[[Request], Awaitable[Response]]:
-    """A handler as Starlette wants it; whatever it raises becomes an answer."""
+class _Endpoint:
+    """The handlers of a path, by method; whatever one raises becomes an answer."""
 
-    async def endpoint(http: Request) -> Response:
+    def __init__(self, serving: Serving, path: str, handlers: dict[str, Handler]) -> None:
+        self._serving = serving
+        self._path = path
+        self._handlers = handlers | ({"HEAD": handlers["GET"]} if "GET" in handlers else {})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        http = Request(scope, receive)
+        handler = self._handlers.get(http.method)
+        if handler is None:
+            response = failure_of(scope, HTTPException(405)).response(scope["path"])
+            response.headers["Allow"] = ", ".join(self._handlers)
+        else:
+            response = await self._answer(handler, http)
+        await response(scope, receive, send)
+
+    async def _answer(self, handler: Handler, http: Request) -> Response:
         try:
-            handler = handlers["GET" if http.method == "HEAD" else http.method]
-            response = await handler(serving, http)
+            response = await handler(self._serving, http)
         except ClientGone:
             response = Response(status_code=499)  # nobody reads it; the code is the one that proxies log
         except Exception as error:
             failed = failure_of(http.scope, error)
             if failed.body.error.code == "queue_full":
-                serving.metrics.rejected("queue_full")
-            response = failed.response(path)
-        serving.metrics.answered(path, response.status_code)
+                self._serving.metrics.rejected("queue_full")
+            response = failed.response(self._path)
+        self._serving.metrics.answered(self._path, response.status_code)
         return response
 
-    return endpoint
 
-
-async def _failed(http: Request, error: Exception) -> Response:
-    response = failure_of(http.scope, error).response(http.url.path)
-    response.headers.update(getattr(error, "headers", None) or {})  # a 405 says what is allowed
-    return response
+async def _unknown_path(scope: Scope, receive: Receive, send: Send) -> None:
+    await failure_of(scope, HTTPException(404)).response(scope["path"])(scope, receive, send)
 
 
 class _Surroundings:
-    """Puts the request's id into every answer's headers."""
+    """Puts the request's id into every answer's headers, and answers what went wrong outside of an endpoint."""
 
-    def __init__(self, app: ASGIApp, serving: Serving) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -148,13 +152,21 @@ class _Surroundings:
             await self._app(scope, receive, send)
             return
         request_id = request_id_of(Request(scope)).encode()
+        begun = False
 
         async def send_with_id(message: Message) -> None:
+            nonlocal begun
             if message["type"] == "http.response.start":
+                begun = True
                 message["headers"] = [*message["headers"], (b"x-request-id", request_id)]
             await send(message)
 
-        await self._app(scope, receive, send_with_id)
+        try:
+            await self._app(scope, receive, send_with_id)
+        except Exception as error:
+            if begun:
+                raise
+            await failure_of(scope, error).response(scope["path"])(scope, receive, send_with_id)
 
 
 class _KeyCheck:

@@ -15,7 +15,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from fathom.entrypoints.server.http import EventStream, event, json_response, unless_gone
+from fathom.entrypoints.server.http import Emit, EventStream, event, json_response, unless_gone
 from fathom.entrypoints.server.serving import Serving
 from fathom.entrypoints.server.tracing import RequestTrace
 from fathom.errors import FathomError
@@ -26,8 +26,6 @@ from fathom.params import SamplingParams
 logger = logging.getLogger(__name__)
 
 Chunk = TypeVar("Chunk", bound=msgspec.Struct)
-
-Outputs = AsyncIterator[tuple[int, RequestOutput]]
 
 
 @dataclass(frozen=True)
@@ -43,12 +41,24 @@ class Job:
     trace: RequestTrace | None = None
 
 
+class Outputs:
+    """What comes of a job.
+
+    stream: the outputs of all its prompts, as they come.
+    """
+
+    def __init__(self, streams: list[RequestStream]) -> None:
+        self.stream: AsyncIterator[RequestOutput] = streams[0] if len(streams) == 1 else _merged(streams)
+        self._numbers = {stream.request.request_id: number for number, stream in enumerate(streams)}
+
+    def prompt_of(self, output: RequestOutput) -> int:
+        """The number of the prompt whose output this is."""
+        return self._numbers[output.request_id]
+
+
 @asynccontextmanager
 async def start(serving: Serving, job: Job) -> AsyncIterator[Outputs]:
     """Hand a job to the engine; on leaving, what has not ended is aborted.
-
-    Yields:
-        (number of the prompt, output), as they come.
 
     Raises:
         ApiError, ValidationError, EngineDeadError: before anything is started.
@@ -72,7 +82,7 @@ async def start(serving: Serving, job: Job) -> AsyncIterator[Outputs]:
                     list(job.params),
                     [job.priority] * len(ids),
                 )
-                yield _numbered(streams[0]) if len(streams) == 1 else _merged(streams)
+                yield Outputs(streams)
             finally:
                 gone = any(name in serving.engine.output_processor for name in ids)
                 for stream in streams:
@@ -96,34 +106,29 @@ def _log(serving: Serving, job: Job, answers: int, seconds: float, gone: bool) -
         )
 
 
-async def _numbered(stream: RequestStream) -> Outputs:
-    async for output in stream:
-        yield 0, output
-
-
-async def _merged(streams: list[RequestStream]) -> Outputs:
+async def _merged(streams: list[RequestStream]) -> AsyncIterator[RequestOutput]:
     """The outputs of several streams, each as soon as it is there. A reader who is slow holds the streams up."""
-    found: asyncio.Queue[tuple[int, RequestOutput | FathomError | None]] = asyncio.Queue(maxsize=len(streams))
+    found: asyncio.Queue[RequestOutput | FathomError | None] = asyncio.Queue(maxsize=len(streams))
 
-    async def pump(number: int, stream: RequestStream) -> None:
+    async def pump(stream: RequestStream) -> None:
         try:
             async for output in stream:
-                await found.put((number, output))
-            await found.put((number, None))
+                await found.put(output)
+            await found.put(None)
         except FathomError as error:
-            await found.put((number, error))
+            await found.put(error)
 
-    tasks = [asyncio.ensure_future(pump(number, stream)) for number, stream in enumerate(streams)]
+    tasks = [asyncio.ensure_future(pump(stream)) for stream in streams]
     try:
         left = len(streams)
         while left:
-            number, output = await found.get()
+            output = await found.get()
             if isinstance(output, FathomError):
                 raise output
             if output is None:
                 left -= 1
             else:
-                yield number, output
+                yield output
     finally:
         for task in tasks:
             task.cancel()
@@ -154,8 +159,8 @@ async def whole(
     async def run() -> Response:
         chunks: list[Chunk] = []
         async with start(serving, job) as outputs:
-            async for prompt, output in outputs:
-                chunks += assembler.step(prompt, output)
+            async for output in outputs.stream:
+                chunks += assembler.step(outputs.prompt_of(output), output)
         return json_response(fold(chunks + assembler.end()))
 
     return await unless_gone(http.receive, run())
@@ -166,14 +171,18 @@ async def streamed(serving: Serving, job: Job, assembler: Assembler[Chunk]) -> E
     stack = AsyncExitStack()
     outputs = await stack.enter_async_context(start(serving, job))
 
-    async def events() -> AsyncIterator[bytes]:
-        async for prompt, output in outputs:
-            if chunks := assembler.step(prompt, output):
-                yield b"".join([event(_encode(chunk)) for chunk in chunks])
-        for chunk in assembler.end():
-            yield event(_encode(chunk))
+    async def events(emit: Emit) -> None:
+        async for output in outputs.stream:
+            if chunks := assembler.step(outputs.prompt_of(output), output):
+                await emit(_encoded(chunks))
+        if chunks := assembler.end():
+            await emit(_encoded(chunks))
 
-    return EventStream(events(), stack.aclose)
+    return EventStream(events, stack.aclose)
+
+
+def _encoded(chunks: list[Chunk]) -> bytes:
+    return b"".join([event(_encode(chunk)) for chunk in chunks])
 
 
 _encode = msgspec.json.Encoder().encode

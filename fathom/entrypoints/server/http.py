@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 import msgspec
@@ -49,6 +49,8 @@ def check_refusals(struct: msgspec.Struct, where: str = "") -> None:
             )
     for name in struct.__struct_fields__:
         value = getattr(struct, name)
+        if value is None:
+            continue
         if isinstance(value, msgspec.Struct):
             check_refusals(value, f"{where}{name}.")
         elif isinstance(value, list) and value and isinstance(value[0], msgspec.Struct):
@@ -113,15 +115,20 @@ DONE = b"data: [DONE]\n\n"
 
 def event(data: bytes, name: str | None = None) -> bytes:
     """One server-sent event. name: its type, for protocols that have them."""
-    head = b"" if name is None else b"event: " + name.encode() + b"\n"
-    return head + b"data: " + data + b"\n\n"
+    if name is None:
+        return b"data: %b\n\n" % data
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), data)
+
+
+Emit = Callable[[bytes], Awaitable[None]]
+"""Sends whole events; to be awaited, which takes as long as the client is behind."""
 
 
 class EventStream(Response):
     """An answer of server-sent events, sent as they come; the client's going away ends it.
 
     Args:
-        events: whole events. An exception becomes a last one, with the error; then `end` follows all the same.
+        events: emits them. An exception becomes a last one, with the error; then `end` follows all the same.
         close: is awaited when nothing more will be sent, however it ended.
         end: the last event of every stream.
         encode_error: an error as an event; OpenAI's form if left out.
@@ -131,7 +138,7 @@ class EventStream(Response):
 
     def __init__(
         self,
-        events: AsyncIterator[bytes],
+        events: Callable[[Emit], Awaitable[None]],
         close: Callable[[], Awaitable[None]],
         *,
         end: bytes = DONE,
@@ -152,10 +159,12 @@ class EventStream(Response):
             await self._close()
 
     async def _send_all(self, scope: Scope, send: Send) -> None:
+        def emit(piece: bytes) -> Awaitable[None]:
+            return send({"type": "http.response.body", "body": piece, "more_body": True})
+
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         try:
-            async for piece in self._events:
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await self._events(emit)
             last = self._end
         except Exception as error:
             last = self._encode_error(failure_of(scope, error)) + self._end

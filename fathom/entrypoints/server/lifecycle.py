@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 import socket
@@ -19,7 +20,7 @@ import uvicorn
 from fathom.config import EngineConfig
 from fathom.entrypoints.server.app import create_app
 from fathom.entrypoints.server.connection import connections
-from fathom.entrypoints.server.listening import BACKLOG, bind, say_ready
+from fathom.entrypoints.server.listening import BACKLOG, bind, claimed, listen, say_ready
 from fathom.entrypoints.server.serving import Serving, model_names
 from fathom.entrypoints.server.settings import ServerSettings
 from fathom.entrypoints.server.tracing import Tracing
@@ -58,7 +59,7 @@ async def serve(config: EngineConfig, settings: ServerSettings) -> int:
         return await serve_group(config, settings)
     signals = stop_signals()
     names = model_names(settings, config.model.model)
-    with bind(settings) as listener:
+    with claimed(settings), bind(settings) as listener:
         return await lead_life(
             lambda observer: AsyncLLM.start(config, observer),
             settings,
@@ -155,7 +156,8 @@ async def _run(
             timeout_keep_alive=75,
         )
     )
-    listener.listen(BACKLOG)  # before anybody is told; who asks at once waits for uvicorn, and is not refused
+    gc.freeze()  # what the start has made stays, and needs no looking through
+    listen(listener)  # before anybody is told; who asks at once waits for uvicorn, and is not refused
     served = asyncio.ensure_future(server.serve(sockets=[listener]))
     ready()
     try:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import errno
 import logging
 import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from fathom.entrypoints.server.settings import ServerSettings
 from fathom.errors import ConfigError
@@ -12,6 +15,27 @@ from fathom.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 BACKLOG = 4096
+
+
+@contextmanager
+def claimed(settings: ServerSettings) -> Iterator[None]:
+    """Keep other servers of Fathom off the port while this one starts.
+
+    Sockets that do not listen yet do not keep each other off a port, so of two servers that start at once both would
+    have it until one of them listens. On Linux a name of the network's namespace does; it ends with its process.
+
+    Raises:
+        ConfigError: another server has it.
+    """
+    with socket.socket(socket.AF_UNIX) as claim:
+        if settings.port and sys.platform == "linux":
+            try:
+                claim.bind(f"\0fathom {settings.host} {settings.port}")
+            except OSError as error:
+                if error.errno == errno.EADDRINUSE:
+                    raise _in_use(settings.port) from None
+                raise
+        yield
 
 
 def bind(settings: ServerSettings) -> socket.socket:
@@ -34,14 +58,32 @@ def bind(settings: ServerSettings) -> socket.socket:
     except OSError as error:
         listener.close()
         if error.errno == errno.EADDRINUSE:
-            raise ConfigError(
-                f"port {settings.port} is in use.",
-                parameter="port",
-                value=settings.port,
-                hint="Stop what uses it, or choose another with --port; 0 picks a free one.",
-            ) from None
+            raise _in_use(settings.port) from None
         raise ConfigError(f"cannot listen at {where}: {error.strerror}.", parameter="host", value=where) from None
     return listener
+
+
+def listen(listener: socket.socket) -> None:
+    """Let clients connect.
+
+    Raises:
+        ConfigError: another server has begun to listen there meanwhile.
+    """
+    try:
+        listener.listen(BACKLOG)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise _in_use(listener.getsockname()[1]) from None
+        raise
+
+
+def _in_use(port: int) -> ConfigError:
+    return ConfigError(
+        f"port {port} is in use.",
+        parameter="port",
+        value=port,
+        hint="Stop what uses it, or choose another with --port; 0 picks a free one.",
+    )
 
 
 def bind_many(settings: ServerSettings, count: int) -> list[socket.socket]:

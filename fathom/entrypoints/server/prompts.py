@@ -55,11 +55,12 @@ def _as_list(prompt: str | list[Any]) -> list[Any]:
     """Every form of a prompt as a list of texts and lists of token ids."""
     if isinstance(prompt, str):
         return [prompt]
-    if prompt and all(isinstance(item, int) for item in prompt):
-        return [prompt]
     if not prompt:
         raise bad_request("prompt is empty; it needs at least one token.", "prompt")
-    if any(isinstance(item, int) for item in prompt):
+    are_ids = {issubclass(kind, int) for kind in set(map(type, prompt))}
+    if are_ids == {True}:
+        return [prompt]
+    if True in are_ids:
         raise bad_request("prompt mixes token ids with texts or lists.", "prompt")
     if len(prompt) > MAX_PROMPTS:
         raise bad_request(f"prompt holds {len(prompt)} prompts; {MAX_PROMPTS} are the most in one request.", "prompt")

@@ -11,6 +11,7 @@ from fathom.params import RequestOutputKind, SamplingParams
 
 _FROM_MODEL = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _IF_GIVEN = ("presence_penalty", "frequency_penalty")
+_OWN_MAX_TOKENS = SamplingParams().max_tokens
 _AS_THEY_ARE = (
     "seed",
     "stop",
@@ -84,4 +85,4 @@ def fit_max_tokens(serving: Serving, wanted: int | None, prompt_length: int, def
 def default_max_tokens(serving: Serving) -> int | None:
     """What the model's generation_config says, if it does."""
     found = serving.engine.input_processor.default_params.max_tokens
-    return None if found == SamplingParams().max_tokens else found
+    return None if found == _OWN_MAX_TOKENS else found

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from functools import partial
 
 import msgspec
 from starlette.requests import Request
@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 import fathom
 from fathom.entrypoints.server.errors import ApiError
-from fathom.entrypoints.server.http import EventStream, event, json_response
+from fathom.entrypoints.server.http import Emit, EventStream, event, json_response
 from fathom.entrypoints.server.protocol.steps import EngineLimits, EngineState, StepsAnswer
 from fathom.entrypoints.server.serving import Serving
 from fathom.entrypoints.server.step_log import state_of
@@ -39,10 +39,10 @@ async def engine_steps(serving: Serving, http: Request) -> Response:
     async def close() -> None:
         serving.steps.unwatch(woken)
 
-    return EventStream(_events(serving, woken), close, end=b"")
+    return EventStream(partial(_emit_steps, serving, woken), close, end=b"")
 
 
-async def _events(serving: Serving, woken: asyncio.Event) -> AsyncIterator[bytes]:
+async def _emit_steps(serving: Serving, woken: asyncio.Event, emit: Emit) -> None:
     """What is new, as it comes; once a second even if nothing is, since the state changes without a step, too."""
     engine: EngineLimits | None = _limits(serving)
     number = 0
@@ -52,7 +52,7 @@ async def _events(serving: Serving, woken: asyncio.Event) -> AsyncIterator[bytes
         steps, skipped = serving.steps.since(number)
         number = serving.steps.num_steps
         answer = StepsAnswer(engine=engine, state=_state(serving), steps=steps, skipped=skipped)
-        yield event(msgspec.json.encode(answer))
+        await emit(event(msgspec.json.encode(answer)))
         engine = None
         await asyncio.sleep(_PAUSE_S)
         with contextlib.suppress(TimeoutError):

@@ -5,40 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
-from fathom.entrypoints.server.errors import ApiError
+from fathom.entrypoints.server.assembly.blocks import BlockAssembler
 from fathom.entrypoints.server.generation import Job, start
-from fathom.entrypoints.server.http import EventStream, event
+from fathom.entrypoints.server.http import Emit, EventStream, event
 from fathom.entrypoints.server.serving import Serving
-from fathom.outputs import RequestOutput
 
 _SILENCE_S = 10.0
 
 
-class TypedAssembler(Protocol):
-    """What turns outputs into events, each a struct with a `type`."""
-
-    def begin(self) -> list[Any]:
-        """The events before any output."""
-        ...
-
-    def step(self, prompt: int, output: RequestOutput) -> list[Any]:
-        """The events of one output."""
-        ...
-
-    def end(self) -> list[Any]:
-        """The events after the last output."""
-        ...
-
-    def failed(self, error: ApiError) -> bytes:
-        """The last event of an answer that failed, as it is sent."""
-        ...
-
-
-async def typed_stream(serving: Serving, job: Job, assembler: TypedAssembler, idle: bytes = b"") -> EventStream:
+async def typed_stream(serving: Serving, job: Job, assembler: BlockAssembler, idle: bytes = b"") -> EventStream:
     """The answer as events. What is wrong with the request is raised now, with its status.
 
     Args:
@@ -47,23 +26,23 @@ async def typed_stream(serving: Serving, job: Job, assembler: TypedAssembler, id
     stack = AsyncExitStack()
     outputs = await stack.enter_async_context(start(serving, job))
 
-    async def events() -> AsyncIterator[bytes]:
-        yield encoded(assembler.begin())
-        first = asyncio.ensure_future(anext(outputs))
+    async def events(emit: Emit) -> None:
+        await emit(encoded(assembler.begin()))
+        first = asyncio.ensure_future(anext(outputs.stream))
         try:
             async for sign in signs_of_life(first, idle, _SILENCE_S):
-                yield sign
-            if found := assembler.step(*await first):
-                yield encoded(found)
+                await emit(sign)
+            if found := assembler.step(0, await first):
+                await emit(encoded(found))
         finally:
             first.cancel()
             await asyncio.wait((first,))  # nothing reads the outputs when they are closed
-        async for prompt, output in outputs:
-            if found := assembler.step(prompt, output):
-                yield encoded(found)
-        yield encoded(assembler.end())
+        async for output in outputs.stream:
+            if found := assembler.step(0, output):
+                await emit(encoded(found))
+        await emit(encoded(assembler.end()))
 
-    return EventStream(events(), stack.aclose, end=b"", encode_error=assembler.failed)
+    return EventStream(events, stack.aclose, end=b"", encode_error=assembler.failed)
 
 
 async def signs_of_life(awaited: asyncio.Future[Any], sign: bytes, seconds: float) -> AsyncIterator[bytes]:

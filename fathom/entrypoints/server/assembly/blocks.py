@@ -6,13 +6,17 @@ on the pieces in which the text comes.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
+from fathom.entrypoints.server.assembly.common import Envelope, UsageCounter
+from fathom.entrypoints.server.errors import ApiError
 from fathom.entrypoints.server.parsed import ContentDelta, DeltaPart, ReasoningDelta, ToolCallDelta
 from fathom.entrypoints.server.parsing import OutputParser
 from fathom.entrypoints.server.text_reader import SPACE
+from fathom.outputs import CompletionOutput, RequestOutput
 
 
 @dataclass
@@ -80,6 +84,47 @@ class BlockReader:
         if text:
             last.pieces.append(text)
             yield BlockStep("grow", last, text)
+
+
+class BlockAssembler(ABC):
+    """Turns the outputs of a request into events about blocks; what these look like is the protocol's.
+
+    Args:
+        envelope: who the answer is from.
+        reader: reads the model's text.
+        prompt_length: in tokens.
+    """
+
+    def __init__(self, envelope: Envelope, reader: BlockReader, prompt_length: int) -> None:
+        self._envelope = envelope
+        self._reader = reader
+        self._usage = UsageCounter([prompt_length])
+        self._last: CompletionOutput | None = None  # the output that ended the answer
+
+    def step(self, prompt: int, output: RequestOutput) -> list[Any]:
+        """The events of one output (of deltas) of the prompt, of which there is one."""
+        self._usage.add(prompt, output)
+        (answer,) = output.outputs
+        finished = answer.finish_reason is not None
+        if finished:
+            self._last = answer
+        return [event for step in self._reader.feed(answer.text, finished) for event in self._events(step)]
+
+    @abstractmethod
+    def begin(self) -> list[Any]:
+        """The answer, still empty."""
+
+    @abstractmethod
+    def end(self) -> list[Any]:
+        """The events after the last output."""
+
+    @abstractmethod
+    def failed(self, error: ApiError) -> bytes:
+        """The event of an answer that failed, as it is sent."""
+
+    @abstractmethod
+    def _events(self, step: BlockStep) -> Iterator[Any]:
+        """What is told of a step."""
 
 
 def _kind_of(part: DeltaPart) -> Literal["reasoning", "text", "call"]:

@@ -61,7 +61,8 @@ class UsageCounter:
 
     def add(self, prompt: int, output: RequestOutput) -> None:
         """Take in one output of a prompt. Of its n answers, the one with the fewest cached tokens computed the rest."""
-        self._completion_tokens += sum(len(answer.token_ids) for answer in output.outputs)
+        for answer in output.outputs:
+            self._completion_tokens += len(answer.token_ids)
         cached, known = output.num_cached_tokens, self._cached[prompt]
         if cached is not None and (known is None or cached < known):
             self._cached[prompt] = cached

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from fathom.entrypoints.server.assembly.blocks import Block, BlockReader, BlockStep
-from fathom.entrypoints.server.assembly.common import Envelope, UsageCounter, call_id
+from fathom.entrypoints.server.assembly.blocks import Block, BlockAssembler, BlockReader, BlockStep
+from fathom.entrypoints.server.assembly.common import Envelope, call_id
 from fathom.entrypoints.server.errors import ApiError
 from fathom.entrypoints.server.http import event
 from fathom.entrypoints.server.protocol.messages import (
@@ -31,15 +31,14 @@ from fathom.entrypoints.server.protocol.messages import (
     ThinkingGrowth,
     ThinkingTokens,
 )
-from fathom.outputs import CompletionOutput, RequestOutput
+from fathom.outputs import CompletionOutput
 
 
-class MessagesAssembler:
-    """Turns the outputs of a request into events.
+class MessagesAssembler(BlockAssembler):
+    """See BlockAssembler.
 
     Args:
         max_tokens: what was asked for; an answer that ends below it has filled the context.
-        reader: reads the model's text.
         num_tokens: counts the tokens of a text.
     """
 
@@ -51,26 +50,14 @@ class MessagesAssembler:
         prompt_length: int,
         num_tokens: Callable[[str], int],
     ) -> None:
-        self._envelope = envelope
+        super().__init__(envelope, reader, prompt_length)
         self._max_tokens = max_tokens
-        self._reader = reader
-        self._usage = UsageCounter([prompt_length])
         self._num_tokens = num_tokens
-        self._last: CompletionOutput | None = None
 
     def begin(self) -> list[Any]:
         """The answer, still empty."""
         envelope = self._envelope
         return [MessageStart(Message(id=envelope.id, model=envelope.model, content=[], usage=self._counted())), Ping()]
-
-    def step(self, prompt: int, output: RequestOutput) -> list[Any]:
-        """The events of one output (of deltas) of the prompt, of which there is one."""
-        self._usage.add(prompt, output)
-        (answer,) = output.outputs
-        finished = answer.finish_reason is not None
-        if finished:
-            self._last = answer
-        return [found for step in self._reader.feed(answer.text, finished) for found in self._events(step)]
 
     def end(self) -> list[Any]:
         """Why the answer ended."""

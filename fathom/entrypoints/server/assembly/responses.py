@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from fathom.entrypoints.server.assembly.blocks import Block, BlockReader, BlockStep
-from fathom.entrypoints.server.assembly.common import Envelope, UsageCounter, call_id
+from fathom.entrypoints.server.assembly.blocks import Block, BlockAssembler, BlockReader, BlockStep
+from fathom.entrypoints.server.assembly.common import Envelope, call_id
 from fathom.entrypoints.server.assembly.reasoning_tokens import ReasoningTokens
 from fathom.entrypoints.server.errors import ApiError
 from fathom.entrypoints.server.protocol.response_events import ItemEvent, PartEvent, ResponseEvent, TextEvent
@@ -27,17 +27,16 @@ from fathom.entrypoints.server.protocol.responses import (
     ResponseUsage,
 )
 from fathom.entrypoints.server.typed_events import encoded
-from fathom.outputs import CompletionOutput, RequestOutput
+from fathom.outputs import RequestOutput
 
 _ID_PREFIXES = {"reasoning": "rs_", "text": "msg_", "call": "fc_"}
 
 
-class ResponsesAssembler:
-    """Turns the outputs of a request into events.
+class ResponsesAssembler(BlockAssembler):
+    """See BlockAssembler.
 
     Args:
         answer: the answer as it begins, with the request's settings.
-        reader: reads the model's text.
         reasoning: counts the tokens of the reasoning; None if it is not told apart.
     """
 
@@ -49,29 +48,21 @@ class ResponsesAssembler:
         prompt_length: int,
         reasoning: ReasoningTokens | None,
     ) -> None:
-        self._envelope = envelope
+        super().__init__(envelope, reader, prompt_length)
         self._answer = answer
-        self._reader = reader
-        self._usage = UsageCounter([prompt_length])
         self._reasoning = reasoning
         self._num_events = 0
-        self._last: CompletionOutput | None = None
 
     def begin(self) -> list[Any]:
         """The answer, still empty."""
         return [self._response_event("created", self._answer), self._response_event("in_progress", self._answer)]
 
     def step(self, prompt: int, output: RequestOutput) -> list[Any]:
-        """The events of one output (of deltas) of the prompt, of which there is one."""
-        self._usage.add(prompt, output)
-        (answer,) = output.outputs
-        finished = answer.finish_reason is not None
+        """The events of one output; reasoning is counted by its tokens."""
         if self._reasoning is not None:
-            self._reasoning.add(answer.token_ids, finished)
-        if finished:
-            self._last = answer
-        steps = self._reader.feed(answer.text, finished)
-        return [event for step in steps for event in self._events(step)]
+            for answer in output.outputs:
+                self._reasoning.add(answer.token_ids, answer.finish_reason is not None)
+        return super().step(prompt, output)
 
     def end(self) -> list[Any]:
         """The whole answer."""

@@ -61,13 +61,15 @@ async def _serve(connected: socket.socket, listener: socket.socket) -> int:
     follow = asyncio.ensure_future(front.follow_parent())
     folder = Path(start.folder)
     names = model_names(start.settings, start.setup.config.model.model)
-    metrics = PrometheusObserver(names[0], shared=folder / METRICS, counts_steps=start.number == 0)
+    counts = SharedCounts(folder / COUNTS, start.number)
+    counts.announce()
+    metrics = PrometheusObserver(names[0], folder / METRICS, start.number == 0, counts.processes)
     try:
         return await lead_life(
             front.attach,
             start.settings,
             metrics,
-            SharedCounts(folder / COUNTS, start.number),
+            counts,
             listener,
             front.signals,
             lambda: channel.send(FrontReady()),

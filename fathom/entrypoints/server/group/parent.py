@@ -39,7 +39,7 @@ from fathom.entrypoints.server.group.channel import (
 from fathom.entrypoints.server.group.front import COUNTS, METRICS
 from fathom.entrypoints.server.group.shared_counts import SharedCounts, create_counts
 from fathom.entrypoints.server.lifecycle import StopSignals, stop_signals
-from fathom.entrypoints.server.listening import bind_many, say_ready
+from fathom.entrypoints.server.listening import bind_many, claimed, say_ready
 from fathom.entrypoints.server.serving import model_names
 from fathom.entrypoints.server.settings import ServerSettings
 from fathom.errors import EngineDeadError
@@ -119,6 +119,7 @@ async def serve_group(config: EngineConfig, settings: ServerSettings) -> int:
     """
     setup_logging()
     with ExitStack() as stack:
+        stack.enter_context(claimed(settings))
         listeners = [stack.enter_context(item) for item in bind_many(settings, settings.api_server_count)]
         folder = make_socket_folder()
         stack.callback(remove_socket_folder, folder)
@@ -142,7 +143,7 @@ class Group:
     created: int = field(default_factory=lambda: int(time.time()))
     events: asyncio.Queue[Event] = field(default_factory=asyncio.Queue)
     fronts: dict[int, FrontProcess] = field(default_factory=dict)
-    tasks: list[asyncio.Future[None]] = field(default_factory=list)
+    tasks: set[asyncio.Future[None]] = field(default_factory=set)
     prepared: boot.Prepared | None = None
     engine: AsyncMPClient | None = None
     use_engine: UseEngine | None = None
@@ -338,4 +339,6 @@ class Group:
         self.events.put_nowait(FrontEnded(front))
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
-        self.tasks.append(asyncio.ensure_future(work))
+        task = asyncio.ensure_future(work)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)

@@ -1,8 +1,8 @@
 """SharedCounts: what all fronts have under way, in a file that they map.
 
-                requests  answers  tokens
-    front 0   [         |        |        ]   each front writes its own row
-    front 1   [         |        |        ]   and reads the sums of the columns
+                requests  answers  tokens  process
+    front 0   [         |        |        |         ]   each front writes its own row, and reads the columns:
+    front 1   [         |        |        |         ]   their sums, and the ids of all processes
 
 A lock on the file makes "look at the total, then add" one operation, so that fronts cannot pass a limit together. The
 kernel lets go of it when its holder is killed, and the parent then clears the row.
@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import fcntl
 import mmap
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-_COLUMNS = 3
+_COLUMNS = 4
 _BYTES = 8
 
 
@@ -37,6 +38,14 @@ class SharedCounts:
         self._file = path.open("r+b")
         self._numbers = memoryview(mmap.mmap(self._file.fileno(), 0)).cast("q")
         self._first = front * _COLUMNS
+
+    def announce(self) -> None:
+        """This process is the front."""
+        self._numbers[self._first + 3] = os.getpid()
+
+    def processes(self) -> dict[str, int]:
+        """Process ids of the fronts that there are, by number."""
+        return {str(front): number for front, number in enumerate(self._numbers[3::_COLUMNS]) if number}
 
     @property
     def requests(self) -> int:

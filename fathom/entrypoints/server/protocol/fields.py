@@ -21,8 +21,10 @@ class Refusal:
 
     def lets_pass(self, value: Any) -> bool:
         """Whether the value means nothing. False is not 0, as it is not in JSON."""
+        if value is None:
+            return True
         is_flag = isinstance(value, bool)
-        return value is None or any(value == other and is_flag is isinstance(other, bool) for other in self.neutral)
+        return any(value == other and is_flag is isinstance(other, bool) for other in self.neutral)
 
 
 def refused(why: str, *neutral: Any) -> msgspec.Meta:
