@@ -51,40 +51,47 @@ inline IntVector add_products(IntVector sums, Bytes codes, Quads quads) {
 
 #endif
 
-// Four columns of the panel by four activations of each token.
-template <int kTokens, size_t... kToken>
-inline void add_step(const Bytes (&weights)[kParts], Quads quads, IntVector (&sums)[kTokens][kParts],
+// Four columns of panels by four activations of each token. kWide: the registers of all these panels.
+template <int kTokens, int kWide, size_t... kToken>
+inline void add_step(const Bytes (&weights)[kWide], Quads quads, IntVector (&sums)[kTokens][kWide],
                      std::index_sequence<kToken...>) {
   const auto add_token = [&]<size_t kIndex>() {
 #pragma GCC unroll 4
-    for (int part = 0; part < kParts; ++part)
+    for (int part = 0; part < kWide; ++part)
       sums[kIndex][part] = add_products<kIndex>(sums[kIndex][part], weights[part], quads);
   };
   (add_token.template operator()<kToken>(), ...);
 }
 
-template <int kGroup, int kTokens>
-inline void dot_group_w8(const uint8_t* codes, const int8_t* activations, IntVector (&sums)[kTokens][kParts]) {
+// Where a register's part of the first line is, of panels that lie panel_bytes apart.
+inline int64_t part_offset(int part, int64_t panel_bytes) {
+  return part / kParts * panel_bytes + part % kParts * kPartBytes;
+}
+
+template <int kGroup, int kTokens, int kWide>
+inline void dot_group_w8(const uint8_t* codes, const int8_t* activations, IntVector (&sums)[kTokens][kWide],
+                         int64_t panel_bytes = 0) {
 #pragma GCC unroll 8
   for (int step = 0; step < kGroup / 4; ++step) {
-    Bytes weights[kParts];
+    Bytes weights[kWide];
 #pragma GCC unroll 4
-    for (int part = 0; part < kParts; ++part)
-      weights[part] = shift_codes(load_bytes(codes + step * kLineBytes + part * kPartBytes));
+    for (int part = 0; part < kWide; ++part)
+      weights[part] = shift_codes(load_bytes(codes + step * kLineBytes + part_offset(part, panel_bytes)));
     add_step(weights, load_quads<kTokens>(activations + step * kTokens * 4), sums, std::make_index_sequence<kTokens>());
   }
 }
 
-template <int kBits, int kGroup, int kTokens>
-inline void dot_group_narrow(const uint8_t* codes, const int8_t* activations, IntVector (&sums)[kTokens][kParts]) {
+template <int kBits, int kGroup, int kTokens, int kWide>
+inline void dot_group_narrow(const uint8_t* codes, const int8_t* activations, IntVector (&sums)[kTokens][kWide],
+                             int64_t panel_bytes = 0) {
   typedef Lines<kBits> Here;
 #pragma GCC unroll 4
   for (int step = 0; step < kGroup / 8; ++step) {
     const uint8_t* lines = codes + step / Here::kHalves * Here::kBytes;
-    Bytes low[kParts], high[kParts];
+    Bytes low[kWide], high[kWide];
 #pragma GCC unroll 4
-    for (int part = 0; part < kParts; ++part) {
-      const Halves both = unpack_line<kBits>(lines + part * kPartBytes, step % Here::kHalves);
+    for (int part = 0; part < kWide; ++part) {
+      const Halves both = unpack_line<kBits>(lines + part_offset(part, panel_bytes), step % Here::kHalves);
       low[part] = both.low;
       high[part] = both.high;
     }

@@ -42,12 +42,14 @@ struct Format {
   static constexpr int kZero = kMinimums ? 0 : 1 << (kBits - 1);
   static constexpr int32_t kStartFactor = -kZero - (kBits == 8 ? kCodeShift : 0);
 
-  template <int kTokens>
-  static void dot_group(const uint8_t* codes, const int8_t* activations, IntVector (&sums)[kTokens][kParts]) {
+  // A group of a panel; or of panels that lie beside each other, given how far apart they are, where dot.h takes them.
+  template <int kTokens, int kWide, typename... PanelBytes>
+  static void dot_group(const uint8_t* codes, const int8_t* activations, IntVector (&sums)[kTokens][kWide],
+                        PanelBytes... panel_bytes) {
     if constexpr (kBits == 8) {
-      dot_group_w8<kGroup, kTokens>(codes, activations, sums);
+      dot_group_w8<kGroup, kTokens>(codes, activations, sums, panel_bytes...);
     } else {
-      dot_group_narrow<kBits, kGroup, kTokens>(codes, activations, sums);
+      dot_group_narrow<kBits, kGroup, kTokens>(codes, activations, sums, panel_bytes...);
     }
   }
 };

@@ -1,11 +1,12 @@
 // Products with packed weights (fathom/quant/packed.py has the layout). Included inside the level's namespace.
 //
-// The activations are quantised first, once. Then a micro-kernel multiplies a panel of 16 rows by a tile of up to 8
-// tokens: weights are loaded once for the tile, and the sums stay in registers. A panel is multiplied by all
-// tiles of a block of tokens before the next panel: the panel stays in the first cache and the block in the second.
-// For one token this is one pass over the weights in the order in which they lie.
+// The activations are quantised first, once. Then a micro-kernel multiplies a panel of 16 rows by a tile of a few tokens,
+// or with many tokens two panels, where the registers hold that many sums: weights are loaded once for the tile, and the
+// sums stay in registers. A panel is multiplied by all tiles of a block of tokens before the next panel: the panel stays
+// in the first cache and the block in the second. For one token this is one pass over the weights in the order in which
+// they lie.
 
-constexpr int64_t kBlockTokens = 64;
+constexpr int64_t kBlockTokens = 96;  // a multiple of every widest tile
 constexpr int kPrefetchBytes = 8192;  // how far ahead of the codes being multiplied
 
 // a * b + c. In words of our own where there is an instruction for it: which product of a sum of two products the
@@ -22,7 +23,7 @@ inline Vector multiply_add(Vector a, Vector b, Vector c) {
 #endif
 }
 
-inline void store_panel(const PackedArgs& args, int64_t panel, int64_t token, const Vector (&totals)[kParts]) {
+inline void store_panel(const PackedArgs& args, int64_t panel, int64_t token, const Vector* totals) {
   const int64_t first = panel * kPanel, count = args.matrix.rows - first;
   float* output = args.output + token * args.output_stride + first;
 #pragma GCC unroll 4
@@ -40,34 +41,51 @@ inline void store_panel(const PackedArgs& args, int64_t panel, int64_t token, co
   }
 }
 
-// One panel by the tile of kTokens tokens that starts at `first`.
-template <typename Format, int kTokens>
-inline void matmul_tile(const PackedArgs& args, const Activations& activations, int64_t number, int64_t first) {
+// Fetches the codes that kPanels panels beside each other reach some groups after `group`; `codes` are its own.
+template <typename Format, int kPanels>
+inline void prefetch_codes(const uint8_t* codes, int64_t panel_bytes, int64_t group, int64_t num_groups) {
+  constexpr int kAhead = kPrefetchBytes / (kPanels * Format::kGroupBytes);
+  const uint8_t* ahead = codes + kAhead * Format::kGroupBytes;
+  if (group + kAhead >= num_groups) ahead += (kPanels - 1) * panel_bytes;  // the next panels'
+#pragma GCC unroll 2
+  for (int panel = 0; panel < kPanels; ++panel)
+    for (int line = 0; line < Format::kGroupBytes; line += 64)
+      __builtin_prefetch(ahead + panel * panel_bytes + line);
+}
+
+// kPanels panels by the tile of kTokens tokens that starts at `first`. from_memory: they are in no cache yet.
+template <typename Format, int kPanels, int kTokens>
+inline void matmul_tile(const PackedArgs& args, const Activations& activations, int64_t number, int64_t first,
+                        bool from_memory) {
+  constexpr int kWide = kPanels * kParts;
   const int64_t columns = args.matrix.columns, num_groups = columns / Format::kGroup;
   const Panel<Format> panel(args.matrix, number);
   const uint8_t* codes = panel.codes;
+  const int64_t panel_bytes = num_groups * Format::kGroupBytes;
   const int8_t* integers = activations.integers.data() + first * columns;
   const float* steps = activations.steps.data() + first * num_groups;
   const float* sums = activations.sums.data() + first * num_groups;
   const int32_t* starts = activations.starts.data() + first * num_groups;
-  Vector totals[kTokens][kParts];
+  Vector totals[kTokens][kWide];
 #pragma GCC unroll 8
   for (int token = 0; token < kTokens; ++token)
 #pragma GCC unroll 4
-    for (int part = 0; part < kParts; ++part) totals[token][part] = Vector{};
+    for (int part = 0; part < kWide; ++part) totals[token][part] = Vector{};
   for (int64_t group = 0; group < num_groups; ++group) {
-    for (int line = 0; line < Format::kGroupBytes; line += 64) __builtin_prefetch(codes + kPrefetchBytes + line);
-    IntVector dots[kTokens][kParts];
+    if (from_memory) prefetch_codes<Format, kPanels>(codes, panel_bytes, group, num_groups);
+    IntVector dots[kTokens][kWide];
 #pragma GCC unroll 8
     for (int token = 0; token < kTokens; ++token)
 #pragma GCC unroll 4
-      for (int part = 0; part < kParts; ++part)
+      for (int part = 0; part < kWide; ++part)
         dots[token][part] = Format::kStartFactor == 0 ? IntVector{} : broadcast_int(starts[token]);
-    Format::template dot_group<kTokens>(codes, integers, dots);
+    if constexpr (kPanels == 1) Format::template dot_group<kTokens>(codes, integers, dots);
+    if constexpr (kPanels > 1) Format::template dot_group<kTokens>(codes, integers, dots, panel_bytes);
 #pragma GCC unroll 4
-    for (int part = 0; part < kParts; ++part) {
-      const Vector scale = panel.scales.load_part(group, part);
-      const Vector minimum = Format::kMinimums ? panel.minimums.load_part(group, part) : Vector{};
+    for (int part = 0; part < kWide; ++part) {
+      const int64_t place = group + part / kParts * num_groups;
+      const Vector scale = panel.scales.load_part(place, part % kParts);
+      const Vector minimum = Format::kMinimums ? panel.minimums.load_part(place, part % kParts) : Vector{};
 #pragma GCC unroll 8
       for (int token = 0; token < kTokens; ++token) {
         const Vector dot = __builtin_convertvector(dots[token][part], Vector);
@@ -83,7 +101,10 @@ inline void matmul_tile(const PackedArgs& args, const Activations& activations, 
     starts += kTokens;
   }
 #pragma GCC unroll 8  // an array whose elements are found at run time is kept in memory
-  for (int token = 0; token < kTokens; ++token) store_panel(args, number, first + token, totals[token]);
+  for (int token = 0; token < kTokens; ++token)
+#pragma GCC unroll 2
+    for (int panel = 0; panel < kPanels; ++panel)
+      store_panel(args, number + panel, first + token, totals[token] + panel * kParts);
 }
 
 // The calling thread's memory for quantised activations, kept from call to call; the pool's threads share it.
@@ -92,22 +113,36 @@ inline Activations& activations_scratch() {
   return scratch;
 }
 
+// kPanels panels by the tokens [first, end), which are whole tiles.
+template <typename Format, int kPanels>
+inline void matmul_panels(const PackedArgs& args, const Activations& activations, int64_t number, int64_t first,
+                          int64_t end) {
+  const int widest = widest_tile(args.num_tokens);
+  for (int64_t token = first; token < end;) {
+    const int size = tile_size(end - token, widest);
+    const auto multiply = [&]<int kTokens>() {
+      if (size == kTokens) matmul_tile<Format, kPanels, kTokens>(args, activations, number, token, token == first);
+    };
+    if constexpr (kPanels == 1 && widest_tile(1) == 8) multiply.template operator()<8>();
+    if constexpr (widest_tile(kManyTokens) == 6) multiply.template operator()<6>();
+    multiply.template operator()<4>();
+    multiply.template operator()<2>();
+    multiply.template operator()<1>();
+    token += size;
+  }
+}
+
 // Panels [first_panel, end_panel) by the tokens [first_token, end_token), which are whole tiles.
 template <typename Format>
 inline void matmul_block(const PackedArgs& args, const Activations& activations, int64_t first_panel,
                            int64_t end_panel, int64_t first_token, int64_t end_token) {
-  for (int64_t panel = first_panel; panel < end_panel; ++panel) {
-    for (int64_t token = first_token; token < end_token;) {
-      const int size = tile_size(end_token - token);
-      if constexpr (kMaxTile >= 8) {
-        if (size == 8) matmul_tile<Format, 8>(args, activations, panel, token);
-      }
-      if (size == 4) matmul_tile<Format, 4>(args, activations, panel, token);
-      if (size == 2) matmul_tile<Format, 2>(args, activations, panel, token);
-      if (size == 1) matmul_tile<Format, 1>(args, activations, panel, token);
-      token += size;
-    }
+  constexpr int kPanels = kManyPanels;
+  int64_t panel = first_panel;
+  if constexpr (kPanels > 1) {
+    for (; args.num_tokens >= kManyTokens && panel + kPanels <= end_panel; panel += kPanels)
+      matmul_panels<Format, kPanels>(args, activations, panel, first_token, end_token);
   }
+  for (; panel < end_panel; ++panel) matmul_panels<Format, 1>(args, activations, panel, first_token, end_token);
 }
 
 // Runs of panels a block of tokens is cut into: some for each thread, so that they end together, but none too

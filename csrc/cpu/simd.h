@@ -70,6 +70,29 @@ inline V reduce_lanes(V value, Combine combine) {
   return value;
 }
 
+template <size_t kFirst, typename V, size_t... kLane>
+inline V every_other_lane(V a, V b, std::index_sequence<kLane...>) {
+  return __builtin_shufflevector(a, b, ((kLane & 2 ? kLanes : 0) + (kLane & ~size_t{3}) + kFirst + kLane % 2 * 2)...);
+}
+
+// In each four lanes one lane of each vector: all of its own, combined.
+template <typename V, typename Combine>
+inline V reduce_four(const V (&values)[4], Combine combine) {
+  const auto halve = [&](V a, V b) {
+    return combine(every_other_lane<0>(a, b, Lanes()), every_other_lane<1>(a, b, Lanes()));
+  };
+  V result = halve(halve(values[0], values[1]), halve(values[2], values[3]));
+  if constexpr (kLanes >= 8) result = combine(result, exchange_lanes<4>(result, Lanes()));
+  if constexpr (kLanes >= 16) result = combine(result, exchange_lanes<8>(result, Lanes()));
+  return result;
+}
+
+// Of each four lanes one, in all of them.
+template <size_t kOne, typename V, size_t... kLane>
+inline V repeat_lane(V value, std::index_sequence<kLane...>) {
+  return __builtin_shufflevector(value, value, ((kLane & ~size_t{3}) + kOne)...);
+}
+
 // The largest lane, in every lane.
 inline Vector max_lanes(Vector value) { return reduce_lanes(value, largest_of); }
 

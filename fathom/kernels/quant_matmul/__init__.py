@@ -6,8 +6,12 @@ quant_matmul(x, weight, bias=None, out=None) -> out
     bias    [rows] float32, or None
     out     [..., rows] float32, or None for a new one; its rows may lie apart (a slice of a wider tensor's columns)
 
-Activations are rounded, each token's groups of columns apart, to integers of -127..127 times a step, which is the
-group's largest magnitude / 127. Within a group the sum of products is one of integers, so it is exact:
+Activations are rounded, each token's groups of columns apart, to integers of -127..127 times a step:
+
+    step = largest / 127, integer = round(x * (127 / largest)), half to even
+    largest: of the group's magnitudes, and at least 2^-118
+
+Within a group the sum of products is one of integers, so it is exact:
 
     out = sum over groups, first to last, of step * (scale * dot(weight integers, activation integers)
                                                      + minimum * sum(activation integers))

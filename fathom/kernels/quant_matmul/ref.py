@@ -12,6 +12,9 @@ from fathom.quant.packed import PackedWeight, factors_of_rows
 
 ACTIVATION_MAX = 127
 
+SMALLEST_LARGEST = 2.0**-118
+"""A group's largest magnitude counts as at least this, so that neither a step nor its inverse leaves float32."""
+
 
 def quant_matmul(
     x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None = None, out: torch.Tensor | None = None
@@ -45,7 +48,5 @@ def decoded_matmul(
 
 def _quantize(groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Integers [tokens, groups, group] in -127..127, and the steps [tokens, groups, 1] that they count."""
-    steps = groups.abs().amax(dim=-1, keepdim=True) / ACTIVATION_MAX
-    # The clamp is for subnormal steps, which are too coarse to divide by.
-    integers = (groups / steps).round().clamp(-ACTIVATION_MAX, ACTIVATION_MAX)
-    return torch.where(steps == 0, 0.0, integers), steps
+    largest = groups.abs().amax(dim=-1, keepdim=True).clamp(min=SMALLEST_LARGEST)
+    return (groups * (ACTIVATION_MAX / largest)).round(), largest / ACTIVATION_MAX
