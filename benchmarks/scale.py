@@ -16,7 +16,7 @@ and the process's memory must not grow with the requests that have passed, nor w
 from __future__ import annotations
 
 import argparse
-import gc
+import sys
 import time
 from dataclasses import dataclass, replace
 
@@ -24,6 +24,7 @@ import numpy as np
 import psutil
 from tqdm import tqdm
 
+from fathom.allocator import HeapTrimmer, calm_garbage_collector
 from fathom.config import EngineConfig
 from fathom.core.kv_cache.groups import group_layers
 from fathom.core.scheduler.scheduler import Scheduler
@@ -130,6 +131,7 @@ class Moment:
     hits: int = 0
     preemptions: int = 0
     memory: int = 0
+    objects: int = 0
 
 
 class Run:
@@ -142,12 +144,14 @@ class Run:
         self._device = Device(Latency())
         self._arrived = 0
         self._total = Moment()
-        gc.collect()
-        gc.freeze()  # as the engine's process does
+        # As the engine's process does.
+        calm_garbage_collector()
+        self._heap = HeapTrimmer()
 
     def until(self, ended: int) -> Moment:
         """Go on until so many requests have ended."""
         while self._total.ended < ended:
+            self._heap.tick()
             self._fill_queue()
             self._step()
         if ended == self._size.requests:
@@ -161,6 +165,7 @@ class Run:
             hits=cache.prefix_cache_hits,
             preemptions=self._scheduler.num_preemptions,
             memory=psutil.Process().memory_info().rss,
+            objects=sys.getallocatedblocks(),
         )
 
     def _fill_queue(self) -> None:
@@ -205,19 +210,23 @@ def make_scheduler(size: Size) -> Scheduler:
 def print_part(name: str, begin: Moment, end: Moment) -> None:
     steps, tokens = end.steps - begin.steps, end.tokens - begin.tokens
     seconds = end.scheduler_s - begin.scheduler_s
-    hit_rate = (end.hits - begin.hits) / (end.queries - begin.queries)
+    hit_rate = (end.hits - begin.hits) / max(1, end.queries - begin.queries)
     print(
         f"{name:>9} {steps:8,} {(end.sequences - begin.sequences) / steps:9,.0f} {tokens:12,}"
         f" {seconds / tokens * 1e6:9.2f} {seconds / steps * 1e3:8.2f}"
         f" {seconds / (end.device_s - begin.device_s):8.0%} {hit_rate:6.0%}"
-        f" {end.preemptions - begin.preemptions:10,} {end.memory / 1e6:7,.0f}"
+        f" {end.preemptions - begin.preemptions:10,} {end.memory / 1e6:7,.0f} {end.objects / 1e3:9,.0f}"
     )
 
 
 def measure(size: Size, seed: int, *, tenths: bool) -> None:
     """Run a size and print it, in tenths of its requests if asked to."""
     print(f"\n{size}")
-    print("ended      steps sequences       tokens  us/token  ms/step  /device   hits preemptions     MB".rjust(97))
+    print(
+        "ended      steps sequences       tokens  us/token  ms/step  /device   hits preemptions     MB k objects".rjust(
+            107
+        )
+    )
     run = Run(size, seed)
     first = last = Moment()
     for tenth in tqdm(range(1, TENTHS + 1), leave=False, disable=None):

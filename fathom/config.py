@@ -110,9 +110,15 @@ class ParallelOptions:
 
     tensor_parallel_size: int = option(1, "Workers among which every layer is cut; each is a process.")
     pipeline_parallel_size: int = option(1, "Stages into which the layers are divided; each has its own workers.")
-    distributed_executor_backend: Literal["uni", "mp"] | None = option(
-        None, "uni: one worker in the engine's process; mp: a process for each; default: mp if there are several."
+    distributed_executor_backend: Literal["uni", "mp", "ray"] | None = option(
+        None,
+        "uni: one worker in the engine's process; mp: a process for each; ray: a Ray actor for each; "
+        "default: mp if there are several.",
     )
+
+    @property
+    def num_workers(self) -> int:
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
 
 @dataclass(frozen=True)

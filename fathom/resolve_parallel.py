@@ -30,7 +30,7 @@ def resolve_parallel(
             f"distributed_executor_backend=uni runs one worker, not {num_workers}.",
             parameter="distributed_executor_backend",
             value=backend,
-            hint="Leave it out, or use mp.",
+            hint="Leave it out, or use mp or ray.",
         )
     _check_heads(model, tensor, reasons)
     if stages > model.num_layers:
@@ -41,7 +41,10 @@ def resolve_parallel(
             hint=f"Use at most {model.num_layers}.",
         )
     if device == "cpu":
-        _check_cores(tensor, stages, num_threads, cores)
+        counts = [(num_threads, "threads of num_threads")]
+        if backend != "ray":  # the cluster's cores are counted there
+            counts.insert(0, (cores, "cores that this process may use"))
+        _check_cores(tensor, stages, counts)
         reasons.append(f"{num_workers} workers: they share {num_threads} threads")
     return backend
 
@@ -71,10 +74,10 @@ def _check_heads(model: ModelConfig, tensor: int, reasons: list[str]) -> None:
         reasons.append(f"heads dealt out unevenly, {heads}: {model.num_kv_heads} KV heads stay whole")
 
 
-def _check_cores(tensor: int, stages: int, num_threads: int, cores: int) -> None:
+def _check_cores(tensor: int, stages: int, counts: list[tuple[int, str]]) -> None:
     """A worker without a core of its own would only be in the others' way."""
     num_workers = tensor * stages
-    for count, what in ((cores, "cores that this process may use"), (num_threads, "threads of num_threads")):
+    for count, what in counts:
         if num_workers > count:
             raise ConfigError(
                 f"tensor_parallel_size={tensor} x pipeline_parallel_size={stages} makes {num_workers} workers, "

@@ -23,6 +23,7 @@ MANY_CORES = replace(HARDWARE, cores=64)
         ({"distributed_executor_backend": "mp"}, "mp"),
         ({"tensor_parallel_size": 2}, "mp"),
         ({"pipeline_parallel_size": 2, "num_threads": 2}, "mp"),
+        ({"distributed_executor_backend": "ray"}, "ray"),
     ],
 )
 def test_the_executor_follows_the_number_of_workers(options: dict[str, Any], backend: str) -> None:
@@ -44,7 +45,10 @@ def test_the_executor_follows_the_number_of_workers(options: dict[str, Any], bac
         ({"tensor_parallel_size": 2, "num_threads": 1}, r"2 workers, more than the 1 threads of num_threads"),
         ({"tensor_parallel_size": 2, "distributed_executor_backend": "uni"}, r"uni runs one worker, not 2"),
         ({"tensor_parallel_size": 0}, r"tensor_parallel_size must be at least 1, got 0"),
-        ({"distributed_executor_backend": "ray"}, r"distributed_executor_backend must be 'uni' or 'mp' or None"),
+        (
+            {"distributed_executor_backend": "slurm"},
+            r"distributed_executor_backend must be 'uni' or 'mp' or 'ray' or None",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_with_the_numbers(options: dict[str, Any], problem: str) -> None:
@@ -56,6 +60,14 @@ def test_more_workers_than_cores_are_refused() -> None:
     config = EngineConfig.from_options(tensor_parallel_size=2, pipeline_parallel_size=2)
     with pytest.raises(ConfigError, match=r"2 x pipeline_parallel_size=2 makes 4 workers, more than the 3 cores"):
         resolve(config, MODEL, HARDWARE)
+
+
+def test_ray_s_workers_need_no_cores_of_this_machine() -> None:
+    options = {"tensor_parallel_size": 2, "pipeline_parallel_size": 2, "distributed_executor_backend": "ray"}
+    config, _ = resolve(EngineConfig.from_options(**options, num_threads=8), MODEL, HARDWARE)
+    assert config.parallel.num_workers == 4
+    with pytest.raises(ConfigError, match=r"makes 4 workers, more than the 2 threads of num_threads"):
+        resolve(EngineConfig.from_options(**options, num_threads=2), MODEL, HARDWARE)
 
 
 def test_heads_that_are_dealt_out_unevenly_are_said() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import select
@@ -15,7 +14,7 @@ import msgspec
 import zmq
 from setproctitle import setproctitle
 
-from fathom.allocator import HeapTrimmer
+from fathom.allocator import HeapTrimmer, calm_garbage_collector
 from fathom.config import ParallelOptions
 from fathom.core.control import encode_reply
 from fathom.core.engine_core import EngineCore
@@ -180,7 +179,7 @@ def run_engine_core(folder: Path, parallel: ParallelOptions) -> None:
         send(input_socket, encoder.encode(EngineFailed(to_remote_error(error))))
         context.destroy(linger=2000)
         sys.exit(1)
-    gc.freeze()  # what the boot has made stays; looking through it in every full collection would cost a step 100 ms
+    calm_garbage_collector()
     send(input_socket, encoder.encode(core.ready))
     try:
         proc.run_busy_loop()

@@ -47,6 +47,7 @@ class Request:
         "request_id",
         "scheduled_time",
         "seed",
+        "settled_until",
         "status",
         "token_ids",
     )
@@ -71,6 +72,7 @@ class Request:
         self.num_prompt_tokens = len(self.token_ids)
         self.num_computed_tokens = 0
         self.num_awaited_tokens = 0
+        self.settled_until = 0  # up to which token the KV manager has nothing to do for it
         self.num_cached_tokens = -1  # -1: not admitted yet
         self.num_preemptions = 0
         self.scheduled_time = 0.0

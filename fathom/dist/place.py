@@ -10,11 +10,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One worker's place among all of them."""
+    """One worker's place among all of them.
+
+    workers_here: those on its machine, itself among them; None: all. device_index: which of the GPUs that it sees is
+    its own; None: that of its rank.
+    """
 
     rank: int = 0
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
+    workers_here: int | None = None
+    device_index: int | None = None
 
     @property
     def num_workers(self) -> int:

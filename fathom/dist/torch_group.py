@@ -1,8 +1,7 @@
 """TorchGroup: a Group on torch.distributed: gloo between processes on CPUs, NCCL between GPUs.
 
-Small sums on a CPU do not go through gloo but through shared memory (dist/shared_sums.py), with the same bits.
-The ranks meet through a file that all of them have inherited open (a memfd): no port is taken for it, nothing has a
-name, and nothing is left when they end. gloo's own connections stay on the loopback interface.
+Small sums on a CPU, of ranks that share memory, do not go through gloo but through there (dist/shared_sums.py), with
+the same bits.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from fathom.dist.group import Alone, Group, Groups
+from fathom.dist.meeting import LOOPBACK, Meeting
 from fathom.dist.place import Place
 from fathom.dist.shared_sums import SharedSums, is_possible, shared_sums_bytes
 
@@ -72,21 +72,23 @@ class TorchGroup:
         return tensor
 
 
-def connect(place: Place, meeting_fd: int, sums_fd: int, device: torch.device) -> Groups:
+def connect(place: Place, meeting: Meeting, device: torch.device) -> Groups:
     """Meet the other ranks; returns when all are there.
 
     Args:
-        meeting_fd, sums_fd: empty files in memory that all ranks have inherited.
         device: where this rank's tensors lie.
     """
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    store = dist.FileStore(f"/proc/self/fd/{meeting_fd}", place.num_workers)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", meeting.interface)
+    if meeting.interface != LOOPBACK:
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", meeting.interface)
     backend = "nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.num_workers)
+    dist.init_process_group(backend, store=meeting.store, rank=place.rank, world_size=place.num_workers)
     tensor_size, stages = place.tensor_parallel_size, place.pipeline_parallel_size
     of_stage = [[stage * tensor_size + rank for rank in range(tensor_size)] for stage in range(stages)]
     across = [[stage * tensor_size + rank for stage in range(stages)] for rank in range(tensor_size)]
-    sums = _shared_sums(place, sums_fd) if device.type == "cpu" and tensor_size > 1 and is_possible() else None
+    sums = None
+    if meeting.sums_fd is not None and device.type == "cpu" and tensor_size > 1 and is_possible():
+        sums = _shared_sums(place, meeting.sums_fd)
     return Groups(_own_group(of_stage, place.rank, sums), _own_group(across, place.rank))
 
 

@@ -6,9 +6,12 @@ A closed end is seen at once, however the process ended, since the system closes
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import socket
 from collections.abc import Iterable
+
+_PARENT_CHECK_S = 0.5
 
 
 class PeerGoneError(Exception):
@@ -74,3 +77,14 @@ def wait_for_any(bells: Iterable[Bell], timeout_s: float) -> None:
     for bell in bells:
         poll.register(bell, select.POLLIN)
     poll.poll(timeout_s * 1000)
+
+
+def wait_for_parent_s_end(bell: Bell) -> None:
+    """Return when this process's parent closes the bell or is gone.
+
+    The parent's id is watched too, since a process that it forked may keep the bell open.
+    """
+    parent = os.getppid()
+    while os.getppid() == parent:
+        if bell.wait_for_end(_PARENT_CHECK_S):
+            return

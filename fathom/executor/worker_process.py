@@ -35,7 +35,7 @@ _STACK_S = 0.2
 class Inherited:
     """What a worker is started with: its place, and descriptors.
 
-    memory: the rings; see `shared_rings`. bell: a socket. meeting, sums: empty files, for dist.torch_group.connect.
+    memory: the rings; see `shared_rings`. bell: a socket. meeting, sums: empty files, for dist.meeting.meet_in_files.
     stack: a file that the worker writes its Python stack to when it gets SIGUSR1, or crashes.
     """
 

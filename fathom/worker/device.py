@@ -110,7 +110,7 @@ class CPUDevice(Device):
     def __init__(self, config: EngineConfig, place: Place = ONLY) -> None:
         self.torch_device = torch.device("cpu")
         self.runs_behind = False
-        self._num_workers = place.num_workers
+        self._num_workers = place.workers_here or place.num_workers  # among which the memory is shared out
         self.replays_steps = native.cpu is not None
         keep_freed_memory()
         num_threads = config.runtime.num_threads
@@ -177,7 +177,8 @@ class CUDADevice(Device):
                 hint="Use device=cpu, or install a CUDA build of torch and its driver.",
             )
         count = torch.cuda.device_count()
-        if place.num_workers > count:
+        index = place.rank if place.device_index is None else place.device_index
+        if place.device_index is None and place.num_workers > count:
             raise ConfigError(
                 f"tensor_parallel_size={place.tensor_parallel_size} x "
                 f"pipeline_parallel_size={place.pipeline_parallel_size} needs {place.num_workers} CUDA devices; "
@@ -187,7 +188,7 @@ class CUDADevice(Device):
                 hint=f"Use at most {count} workers.",
             )
         if place.num_workers > 1:
-            torch.cuda.set_device(place.rank)
+            torch.cuda.set_device(index)
         self.torch_device = torch.device("cuda", torch.cuda.current_device())
         self.runs_behind = True
         self.replays_steps = False

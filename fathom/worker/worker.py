@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fathom.dist.group import ALONE, Groups
+from fathom.dist.meeting import Meeting
 from fathom.dist.place import ONLY, Place
 from fathom.dist.torch_group import connect
 from fathom.kv_cache_spec import KVCacheConfig, KVCacheGroup, LayerKVSpec
@@ -37,10 +38,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def start_worker(setup: EngineSetup, place: Place, meeting_fd: int, sums_fd: int) -> Worker:
-    """One of several workers, after it has met the others; the descriptors as in dist.torch_group.connect."""
+def start_worker(setup: EngineSetup, place: Place, meeting: Meeting) -> Worker:
+    """One of several workers, after it has met the others."""
     device = make_device(setup.config, place)
-    return Worker(setup, device, place, connect(place, meeting_fd, sums_fd, device.torch_device))
+    return Worker(setup, device, place, connect(place, meeting, device.torch_device))
 
 
 class Worker:

@@ -301,3 +301,30 @@ def test_ahead_of_its_results_a_request_is_scheduled_to_its_end_and_not_beyond(e
     assert [output.new_token_ids for output in outputs] == [[token] for token in expected_answer([1, 2, 3, 4, 5], 2)]
     assert [output.finish_reason for output in outputs] == [None, FinishReason.LENGTH]
     assert not scheduler.has_unfinished_requests()
+
+
+def test_a_generated_block_is_found_in_the_step_that_fills_it() -> None:
+    kv = kv_config(64)
+    scheduler, worker = make_scheduler(kv), SimulatedWorker(kv)
+    scheduler.add_requests(request("a", [1, 2, 3], max_tokens=20))
+    first = scheduler.requests["a"]
+    while first.num_computed_tokens < 7:
+        step = scheduler.schedule()
+        scheduler.update_from_output(step, worker.execute(step))
+    scheduler.add_requests(request("b", [*first.token_ids[:8], 50]))
+    assert scheduler.schedule().num_scheduled_tokens == {"a": 1, "b": 1}
+    assert scheduler.requests["b"].num_cached_tokens == 8
+
+
+def test_a_prompt_has_the_room_that_those_who_generate_leave_wherever_it_stands() -> None:
+    scheduler = make_scheduler(kv_config(64), max_num_batched_tokens=8, scheduling_policy="priority")
+    for request_id in "ab":
+        scheduler.add_requests(request(request_id, [1, 2], priority=1))
+    step = scheduler.schedule()
+    scheduler.update_from_output(step, ModelRunnerOutput(sampled_token_ids={"a": 3, "b": 3}))
+    scheduler.add_requests(request("p", list(range(14)), priority=0))
+    for _ in range(2):
+        step = scheduler.schedule()
+        assert step.num_scheduled_tokens == {"a": 1, "b": 1, "p": 6}
+        scheduler.update_from_output(step, ModelRunnerOutput(sampled_token_ids={"a": 3, "b": 3}))
+    assert scheduler.schedule().num_scheduled_tokens == {"a": 1, "b": 1, "p": 2}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fathom.config import EngineConfig
 from fathom.dist.place import Place
-from fathom.executor.worker_main import own_config
+from fathom.executor.called_worker import own_config
 
 
 def test_threads_and_cores_are_dealt_out() -> None:

@@ -88,6 +88,9 @@ class KVCacheManager:
     def allocate_slots(self, request: Request, num_new_tokens: int) -> Blocks | None:
         """Make room for the request's next `num_new_tokens` tokens.
 
+        There is nothing to do, and no need to call this, while they end at or before `request.settled_until`: within a
+        block that the request has, and before that is full.
+
         Returns:
             the new blocks of each group; () if the last blocks had room; None, changing nothing, if the pool
             cannot give them.
@@ -108,6 +111,10 @@ class KVCacheManager:
             new = ()
         if end // self.block_size > self._num_registered[request_id]:
             self.register_full_blocks(request, min(end, request.num_tokens))
+        settled = len(tables[0])
+        if self.enable_prefix_caching:
+            settled = min(settled, self._num_registered[request_id] + 1)
+        request.settled_until = settled * self.block_size - 1
         return new
 
     def register_full_blocks(self, request: Request, num_tokens: int) -> None:
@@ -152,6 +159,9 @@ class KVCacheManager:
     def check_invariants(self, running: list[Request]) -> None:
         """Raise AssertionError unless the tables are those of the running requests and the pool's books balance."""
         self.pool.check_invariants()
+        for request in running:
+            slots = len(self._tables[request.request_id][0]) * self.block_size
+            assert max(request.num_computed_tokens, request.settled_until) <= slots, "a token has no slot"
         assert set(self._tables) == {request.request_id for request in running}
         uses: dict[int, int] = {}
         for tables in self._tables.values():

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import islice
 
 from fathom.core.request import Request
 
@@ -61,9 +62,14 @@ class PrefillRoom:
         limit: most tokens of a step, as the worker's buffers hold them.
         longest_chunk: most tokens of one prompt.
         running: requests; each that generates takes a token of the step, whatever is left for prompts.
+
+    Attributes:
+        num_passed: of the running requests, in order, that are known to generate; only the others are looked at. To be
+            kept up to date until something is first asked.
     """
 
     def __init__(self, size: StepSize, limit: int, longest_chunk: int, running: list[Request]) -> None:
+        self.num_passed = 0
         self.num_long = 0
         self.first_long: Request | None = None
         self._size = size
@@ -101,7 +107,8 @@ class PrefillRoom:
     def _measure(self) -> None:
         """See what there is, when it is first asked for: a step without prompts need not look at all requests."""
         if self._tokens_left < 0:
-            num_decodes = sum(request.num_missing <= 1 for request in self._running)
+            others = islice(self._running, self.num_passed, None)
+            num_decodes = self.num_passed + sum(request.num_missing <= 1 for request in others)
             self._tokens_left = self._limit - num_decodes
             self._left = max(self._size.room - num_decodes, min(LEAST_ROOM, self._size.tokens))
 

@@ -234,12 +234,14 @@ class Scheduler:
                 continue
             missing = num_new = len(request.token_ids) + request.num_awaited_tokens - request.num_computed_tokens
             if missing > 1:
+                room.num_passed = index - 1
                 num_new = room.take(request, request.num_computed_tokens, missing)
             elif request.num_awaited_tokens and request.ends_by_length():
                 num_new = 0
             if not num_new:
                 continue
-            blocks = allocate(request, num_new)
+            settled = request.num_computed_tokens + num_new <= request.settled_until
+            blocks = () if settled else allocate(request, num_new)
             while blocks is None:
                 preempted = True
                 victim = running.pop()
@@ -256,6 +258,7 @@ class Scheduler:
             request.num_computed_tokens += num_new
             if num_new == missing:
                 request.num_awaited_tokens += 1
+        room.num_passed = index
         return preempted
 
     def _preempt(self, request: Request) -> None:
