@@ -41,6 +41,40 @@ inline Halves unpack_line(const uint8_t* lines, int line) {
   return codes;
 }
 
+// Where a register's part of the first line is, of panels that lie panel_bytes apart.
+inline int64_t part_offset(int part, int64_t panel_bytes) {
+  return part / kParts * panel_bytes + part % kParts * kPartBytes;
+}
+
+// Where products find line number `line`: in a panel, or in panels beside each other,
+template <int kBits>
+struct PackedLines {
+  const uint8_t* codes;
+  int64_t panel_bytes = 0;
+
+  Halves load(int line, int part) const {
+    typedef Lines<kBits> Here;
+    const uint8_t* lines = codes + line / Here::kHalves * Here::kBytes;
+    return unpack_line<kBits>(lines + part_offset(part, panel_bytes), line % Here::kHalves);
+  }
+};
+
+// or as two lines of bytes, unpacked before.
+struct UnpackedLines {
+  const uint8_t* bytes;
+
+  Halves load(int line, int part) const {
+    const uint8_t* low = bytes + 2 * line * kLineBytes + part * kPartBytes;
+    return {load_bytes(low), load_bytes(low + kLineBytes)};
+  }
+};
+
+inline void store_line(uint8_t* bytes, int line, int part, const Halves& codes) {
+  uint8_t* low = bytes + 2 * line * kLineBytes + part * kPartBytes;
+  store_bytes(low, codes.low);
+  store_bytes(low + kLineBytes, codes.high);
+}
+
 // One row's code of a column of the panel.
 template <int kBits>
 inline int code_at(const uint8_t* panel, int64_t row, int64_t column) {

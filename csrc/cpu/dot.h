@@ -22,6 +22,8 @@ inline Bytes load_bytes(const uint8_t* from) {
   return value;
 }
 
+inline void store_bytes(uint8_t* to, Bytes value) { __builtin_memcpy(to, &value, sizeof value); }
+
 inline IntVector broadcast_int(int32_t value) { return value - IntVector{}; }
 
 // The four activations at `from`, beside every row.

@@ -62,8 +62,17 @@ inline IntVector add_pairs(ShortVector sums) {
 
 #endif
 
+// The same sums, but the compiler cannot put them off. Left alone, it makes many products before it adds up the first,
+// and has no registers for them.
+template <typename Sums>
+inline Sums finished(Sums sums) {
+  asm volatile("" : "+v"(sums));
+  return sums;
+}
+
 template <int kGroup, int kTokens>
 inline void dot_group_w8(const uint8_t* codes, const int8_t* activations, IntVector (&sums)[kTokens][kParts]) {
+#pragma GCC unroll 8
   for (int step = 0; step < kGroup / 4; ++step) {
     SignedWeights weights[kParts];
 #pragma GCC unroll 4
@@ -74,28 +83,29 @@ inline void dot_group_w8(const uint8_t* codes, const int8_t* activations, IntVec
       const Bytes quad = broadcast_quad(activations + (step * kTokens + token) * 4);
 #pragma GCC unroll 4
       for (int part = 0; part < kParts; ++part)
-        sums[token][part] +=
-            add_pairs(multiply_pairs(weights[part].magnitudes, apply_signs(quad, weights[part])));
+        sums[token][part] = finished(
+            sums[token][part] + add_pairs(multiply_pairs(weights[part].magnitudes, apply_signs(quad, weights[part]))));
     }
   }
 }
 
-// Codes of 4 bits leave room in 16 bits for the pairs of four lines, 16 * 15 * 127 = 30480, those of 5 bits for two lines,
-// 8 * 31 * 127 = 31496, and those of 6 bits for one, 4 * 63 * 127 = 32004.
-template <int kBits, int kGroup, int kTokens>
-inline void dot_group_narrow(const uint8_t* codes, const int8_t* activations, IntVector (&sums)[kTokens][kParts]) {
-  typedef Lines<kBits> Here;
-  constexpr int kSteps = kGroup / 8, kRoom = std::min(kSteps, kBits == 4 ? 4 : kBits == 5 ? 2 : 1);
-#pragma GCC unroll 1  // unrolled, the compiler makes all products first and has no registers for them
+// Lines whose pairs 16 bits have room for: 16 * 15 * 127 = 30480, 8 * 31 * 127 = 31496, 4 * 63 * 127 = 32004.
+template <int kBits>
+constexpr int kLinesInShorts = kBits == 4 ? 4 : kBits == 5 ? 2 : 1;
+
+// With codes from PackedLines or UnpackedLines.
+template <int kBits, int kGroup, typename Source, int kTokens>
+inline void dot_lines(Source source, const int8_t* activations, IntVector (&sums)[kTokens][kParts]) {
+  constexpr int kSteps = kGroup / 8, kRoom = std::min(kSteps, kLinesInShorts<kBits>);
+#pragma GCC unroll 4
   for (int first = 0; first < kSteps; first += kRoom) {
-    ShortVector pairs[kTokens][kParts] = {};
-#pragma GCC unroll 1
+    ShortVector pairs[kTokens][kParts];
+#pragma GCC unroll 4
     for (int step = first; step < first + kRoom; ++step) {
-      const uint8_t* lines = codes + step / Here::kHalves * Here::kBytes;
       Bytes low[kParts], high[kParts];
 #pragma GCC unroll 4
       for (int part = 0; part < kParts; ++part) {
-        const Halves both = unpack_line<kBits>(lines + part * kPartBytes, step % Here::kHalves);
+        const Halves both = source.load(step, part);
         low[part] = both.low;
         high[part] = both.high;
       }
@@ -105,14 +115,21 @@ inline void dot_group_narrow(const uint8_t* codes, const int8_t* activations, In
         const Bytes quad = broadcast_quad(quads), next_quad = broadcast_quad(quads + kTokens * 4);
 #pragma GCC unroll 4
         for (int part = 0; part < kParts; ++part) {
-          pairs[token][part] += multiply_pairs(low[part], quad);
-          pairs[token][part] += multiply_pairs(high[part], next_quad);
+          const ShortVector products = multiply_pairs(low[part], quad);
+          pairs[token][part] = finished(step == first ? products : pairs[token][part] + products);
+          pairs[token][part] = finished(pairs[token][part] + multiply_pairs(high[part], next_quad));
         }
       }
     }
 #pragma GCC unroll 8
     for (int token = 0; token < kTokens; ++token)
 #pragma GCC unroll 4
-      for (int part = 0; part < kParts; ++part) sums[token][part] += add_pairs(pairs[token][part]);
+      for (int part = 0; part < kParts; ++part)
+        sums[token][part] = finished(sums[token][part] + add_pairs(pairs[token][part]));
   }
+}
+
+template <int kBits, int kGroup, int kTokens>
+inline void dot_group_narrow(const uint8_t* codes, const int8_t* activations, IntVector (&sums)[kTokens][kParts]) {
+  dot_lines<kBits, kGroup>(PackedLines<kBits>{codes}, activations, sums);
 }

@@ -63,11 +63,6 @@ inline void add_step(const Bytes (&weights)[kWide], Quads quads, IntVector (&sum
   (add_token.template operator()<kToken>(), ...);
 }
 
-// Where a register's part of the first line is, of panels that lie panel_bytes apart.
-inline int64_t part_offset(int part, int64_t panel_bytes) {
-  return part / kParts * panel_bytes + part % kParts * kPartBytes;
-}
-
 template <int kGroup, int kTokens, int kWide>
 inline void dot_group_w8(const uint8_t* codes, const int8_t* activations, IntVector (&sums)[kTokens][kWide],
                          int64_t panel_bytes = 0) {
@@ -81,17 +76,15 @@ inline void dot_group_w8(const uint8_t* codes, const int8_t* activations, IntVec
   }
 }
 
-template <int kBits, int kGroup, int kTokens, int kWide>
-inline void dot_group_narrow(const uint8_t* codes, const int8_t* activations, IntVector (&sums)[kTokens][kWide],
-                             int64_t panel_bytes = 0) {
-  typedef Lines<kBits> Here;
+// With codes from PackedLines or UnpackedLines.
+template <int kBits, int kGroup, typename Source, int kTokens, int kWide>
+inline void dot_lines(Source source, const int8_t* activations, IntVector (&sums)[kTokens][kWide]) {
 #pragma GCC unroll 4
   for (int step = 0; step < kGroup / 8; ++step) {
-    const uint8_t* lines = codes + step / Here::kHalves * Here::kBytes;
     Bytes low[kWide], high[kWide];
 #pragma GCC unroll 4
     for (int part = 0; part < kWide; ++part) {
-      const Halves both = unpack_line<kBits>(lines + part_offset(part, panel_bytes), step % Here::kHalves);
+      const Halves both = source.load(step, part);
       low[part] = both.low;
       high[part] = both.high;
     }
@@ -99,4 +92,10 @@ inline void dot_group_narrow(const uint8_t* codes, const int8_t* activations, In
     add_step(low, load_quads<kTokens>(quads), sums, std::make_index_sequence<kTokens>());
     add_step(high, load_quads<kTokens>(quads + kTokens * 4), sums, std::make_index_sequence<kTokens>());
   }
+}
+
+template <int kBits, int kGroup, int kTokens, int kWide>
+inline void dot_group_narrow(const uint8_t* codes, const int8_t* activations, IntVector (&sums)[kTokens][kWide],
+                             int64_t panel_bytes = 0) {
+  dot_lines<kBits, kGroup>(PackedLines<kBits>{codes, panel_bytes}, activations, sums);
 }

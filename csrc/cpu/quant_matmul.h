@@ -41,6 +41,14 @@ inline void store_panel(const PackedArgs& args, int64_t panel, int64_t token, co
   }
 }
 
+// A group's products of some rows with one token, times its factors, added to the total.
+template <typename Format>
+inline Vector add_group(Vector total, IntVector dots, Vector scale, Vector minimum, float sum, float step) {
+  const Vector dot = __builtin_convertvector(dots, Vector);
+  const Vector product = Format::kMinimums ? multiply_add(scale, dot, minimum * broadcast(sum)) : scale * dot;
+  return multiply_add(product, broadcast(step), total);
+}
+
 // Fetches the codes that kPanels panels beside each other reach some groups after `group`; `codes` are its own.
 template <typename Format, int kPanels>
 inline void prefetch_codes(const uint8_t* codes, int64_t panel_bytes, int64_t group, int64_t num_groups) {
@@ -87,12 +95,9 @@ inline void matmul_tile(const PackedArgs& args, const Activations& activations, 
       const Vector scale = panel.scales.load_part(place, part % kParts);
       const Vector minimum = Format::kMinimums ? panel.minimums.load_part(place, part % kParts) : Vector{};
 #pragma GCC unroll 8
-      for (int token = 0; token < kTokens; ++token) {
-        const Vector dot = __builtin_convertvector(dots[token][part], Vector);
-        const Vector product =
-            Format::kMinimums ? multiply_add(scale, dot, minimum * broadcast(sums[token])) : scale * dot;
-        totals[token][part] = multiply_add(product, broadcast(steps[token]), totals[token][part]);
-      }
+      for (int token = 0; token < kTokens; ++token)
+        totals[token][part] =
+            add_group<Format>(totals[token][part], dots[token][part], scale, minimum, sums[token], steps[token]);
     }
     codes += Format::kGroupBytes;
     integers += Format::kGroup * kTokens;
@@ -106,6 +111,8 @@ inline void matmul_tile(const PackedArgs& args, const Activations& activations, 
     for (int panel = 0; panel < kPanels; ++panel)
       store_panel(args, number + panel, first + token, totals[token] + panel * kParts);
 }
+
+#include "unpacked_panel.h"
 
 // The calling thread's memory for quantised activations, kept from call to call; the pool's threads share it.
 inline Activations& activations_scratch() {
@@ -136,6 +143,10 @@ inline void matmul_panels(const PackedArgs& args, const Activations& activations
 template <typename Format>
 inline void matmul_block(const PackedArgs& args, const Activations& activations, int64_t first_panel,
                            int64_t end_panel, int64_t first_token, int64_t end_token) {
+  if constexpr (kUnpacks<Format>) {
+    if (end_token - first_token >= kUnpackTokens)
+      return matmul_unpacked<Format>(args, activations, first_panel, end_panel, first_token, end_token);
+  }
   constexpr int kPanels = kManyPanels;
   int64_t panel = first_panel;
   if constexpr (kPanels > 1) {

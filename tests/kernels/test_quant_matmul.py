@@ -114,6 +114,8 @@ def test_largest_integers(level: str, form: Format) -> None:
     signs = torch.tensor([1.0, -1.0]).repeat(columns // 2)
     x = torch.stack([torch.ones(columns), -torch.ones(columns), signs, -signs]) * 127
     assert torch.equal(quant_matmul(x, weight), x @ weight.dense().T)
+    many = x.repeat(5, 1)
+    assert torch.equal(quant_matmul(many, weight), many @ weight.dense().T)
 
 
 @needs_native
