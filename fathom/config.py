@@ -39,8 +39,8 @@ class ModelOptions:
     weights: Literal["auto", "packed", "dense"] = option(
         "auto", "packed: matrices stay as the checkpoint stores them; dense: they are widened to dtype."
     )
-    quantization: Literal["int8", "int4", "fp16"] | None = option(
-        None, "Round the matrices of an unquantised checkpoint to this while they are read."
+    quantization: Literal["int8", "int4", "fp16", "fp8"] | None = option(
+        None, "Round the matrices of an unquantised checkpoint to this while they are read; fp8: on CUDA only."
     )
     activations: Literal["int8", "float32"] = option(
         "int8", "What meets quantised weights: rounded to int8, or float32 as it is (slower, to compare)."
@@ -66,8 +66,9 @@ class CacheOptions:
     """The paged KV cache."""
 
     block_size: int = option(16, "Tokens in one KV block.")
-    kv_cache_dtype: Literal["auto", "float32", "float16", "bfloat16", "int8"] = option(
-        "auto", "Type of keys and values in the KV cache; auto: dtype, or float16 beside quantised weights."
+    kv_cache_dtype: Literal["auto", "float32", "float16", "bfloat16", "int8", "fp8", "fp8_e4m3", "fp8_e5m2"] = option(
+        "auto",
+        "Type of keys and values in the KV cache; auto: dtype, or float16 beside quantised weights; fp8: fp8_e4m3.",
     )
     kv_cache_memory_bytes: int | None = option(
         None, "Bytes for the KV cache of each worker; default: sized to the machine."
@@ -132,6 +133,9 @@ class RuntimeOptions:
     num_threads: int | None = option(None, "CPU threads of the model; default: the cores this process may use.")
     cpu_cores: str | None = option(
         None, 'Cores to bind the model\'s threads to, one each, as in "0-3,8"; default: they are not bound.'
+    )
+    attention_backend: Literal["auto", "CPU_ATTN", "TRITON_ATTN", "FLASH_ATTN"] = option(
+        "auto", "Whose attention kernels; auto: our own, or on CUDA the package flash-attn's, if it is here and fits."
     )
     enforce_eager: bool = option(False, "Run every step call by call; else steps are recorded and replayed.")
     cudagraph_mode: Literal["NONE", "PIECEWISE", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"] | None = option(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import os
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ class Hardware:
 
     native_kernels: whether the compiled CPU kernels are installed. triton: whether Triton is, for a GPU's kernels.
     core_ids: numbers of the processors that threads can be bound to; empty where the system has no such thing.
+    flash_attention: version of the package flash-attn, if it is installed.
     """
 
     cores: int
@@ -26,6 +28,7 @@ class Hardware:
     native_kernels: bool
     core_ids: tuple[int, ...] = ()
     triton: bool = True
+    flash_attention: str | None = None
 
 
 def detect_hardware() -> Hardware:
@@ -39,7 +42,8 @@ def detect_hardware() -> Hardware:
     native_kernels = importlib.util.find_spec("fathom._cpu") is not None
     core_ids = tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else ()
     triton = importlib.util.find_spec("triton") is not None
-    return Hardware(_usable_cores(), total, available, native_kernels, core_ids, triton)
+    flash_attention = _version("flash-attn")
+    return Hardware(_usable_cores(), total, available, native_kernels, core_ids, triton, flash_attention)
 
 
 def parse_cores(text: str) -> tuple[int, ...]:
@@ -92,6 +96,13 @@ def cpu_features() -> list[str]:
             present = set(line.split(":", 1)[1].split())
             return [name for name in wanted if name in present]
     return []
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def _usable_cores() -> int:

@@ -13,7 +13,8 @@ A page is one run of bytes, so that what an int8 number is multiplied by lies be
 
     [ scales of keys, of values (int8 only) | keys of head 0, head 1, ... | values of head 0, head 1, ... ]
 
-A head's keys are [head_dim, block_size], its values [block_size, head_dim]: both as their product reads them.
+A head's values are [block_size, head_dim]. So are its keys on a GPU, whose threads read a token's numbers side by side;
+on a CPU they are [head_dim, block_size], as the native product reads them.
 """
 
 from __future__ import annotations
@@ -22,9 +23,16 @@ from typing import Literal
 
 import msgspec
 
-KVDtype = Literal["float32", "float16", "bfloat16", "int8"]
+KVDtype = Literal["float32", "float16", "bfloat16", "int8", "fp8_e4m3", "fp8_e5m2"]
 
-NUMBER_BYTES: dict[KVDtype, int] = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
+NUMBER_BYTES: dict[KVDtype, int] = {
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "int8": 1,
+    "fp8_e4m3": 1,
+    "fp8_e5m2": 1,
+}
 SCALE_BYTES = 4  # of each token's key and each value, per head
 PAGE_ALIGNMENT = 64  # a cache line
 

@@ -6,11 +6,14 @@ from fathom.config import EngineConfig
 from fathom.errors import ConfigError
 from fathom.hardware import Hardware, parse_cores
 from fathom.model_config.values import ModelConfig
+from fathom.resolve_attention import resolve_attention
 from fathom.resolve_graphs import resolve_graphs
 from fathom.resolve_parallel import resolve_parallel
 
 DEFAULT_MAX_NUM_SEQS = 256
 DEFAULT_MAX_NUM_BATCHED_TOKENS = 2048
+FP8_CACHE = "fp8_e4m3"
+"""What kv_cache_dtype=fp8 means, as in vLLM."""
 
 
 def resolve(config: EngineConfig, model: ModelConfig, hardware: Hardware) -> tuple[EngineConfig, list[str]]:
@@ -32,11 +35,13 @@ def resolve(config: EngineConfig, model: ModelConfig, hardware: Hardware) -> tup
     weights = _weights(config, model, device, hardware, reasons)
     dtype = _dtype(config, model, device, reasons)
     graph_mode, graph_sizes = resolve_graphs(config, device, max_num_seqs, budget, reasons)
+    kv_cache_dtype = _kv_cache_dtype(config, model, device, weights, dtype, reasons)
+    _check_fp8_cache(kv_cache_dtype, device, dtype, hardware)
     resolved = config.replace(
         device=device,
         weights=weights,
         dtype=dtype,
-        kv_cache_dtype=_kv_cache_dtype(config, model, device, weights, dtype, reasons),
+        kv_cache_dtype=kv_cache_dtype,
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=budget,
@@ -47,6 +52,7 @@ def resolve(config: EngineConfig, model: ModelConfig, hardware: Hardware) -> tup
         async_scheduling=_async_scheduling(config, device, reasons),
         cudagraph_mode=graph_mode,
         cudagraph_capture_sizes=graph_sizes,
+        attention_backend=resolve_attention(config, model, device, dtype, kv_cache_dtype, hardware, reasons),
     )
     return resolved, reasons
 
@@ -64,6 +70,8 @@ def _async_scheduling(config: EngineConfig, device: str, reasons: list[str]) -> 
 def _weights(config: EngineConfig, model: ModelConfig, device: str, hardware: Hardware, reasons: list[str]) -> str:
     wanted, quantization = config.model.weights, config.model.quantization
     obstacle = _obstacle_to_packing(config, device, hardware)
+    if quantization == "fp8":
+        return _fp8_weights(config, model, device, hardware, reasons)
     if quantization is not None:
         _check_quantization(config, model, device, obstacle)
         if wanted == "auto":
@@ -86,6 +94,21 @@ def _weights(config: EngineConfig, model: ModelConfig, device: str, hardware: Ha
         return "dense"
     reasons.append(f"weights=packed: {_packed_because(model, device)}")
     return "packed"
+
+
+def _fp8_weights(config: EngineConfig, model: ModelConfig, device: str, hardware: Hardware, reasons: list[str]) -> str:
+    obstacle, hint = None, "Leave quantization out."
+    if not _is_float(model.dtype):
+        obstacle = f"the checkpoint is quantised already ({model.dtype})"
+    elif config.model.weights == "packed":
+        obstacle, hint = "weights=packed has no such format", "Leave out one of the two."
+    elif device == "cpu" and config.model.dtype in ("auto", "float32") and hardware.native_kernels:
+        obstacle, hint = "it is for device=cuda; the native CPU kernels do not read it", "Use quantization=int8."
+    if obstacle is not None:
+        raise ConfigError(f"quantization=fp8, but {obstacle}.", parameter="quantization", value="fp8", hint=hint)
+    if config.model.weights == "auto":
+        reasons.append(f"weights=dense: rounded to fp8 as they are read, {model.dtype} in the checkpoint")
+    return "dense"
 
 
 def _is_float(dtype: str) -> bool:
@@ -168,13 +191,24 @@ def _kv_cache_dtype(
     config: EngineConfig, model: ModelConfig, device: str, weights: str, dtype: str, reasons: list[str]
 ) -> str:
     if config.cache.kv_cache_dtype != "auto":
-        return config.cache.kv_cache_dtype
+        return FP8_CACHE if config.cache.kv_cache_dtype == "fp8" else config.cache.kv_cache_dtype
     quantised = config.model.quantization in ("int8", "int4") or not _is_float(model.dtype)
     if device == "cpu" and weights == "packed" and quantised and config.model.dtype == "auto":
         reasons.append("kv_cache_dtype=float16: rounds less than quantised weights do, and is half the bytes to read")
         return "float16"
     reasons.append(f"kv_cache_dtype={dtype}: the same as dtype")
     return dtype
+
+
+def _check_fp8_cache(kv_cache_dtype: str, device: str, dtype: str, hardware: Hardware) -> None:
+    """Refuse it where the native kernels would have to read it, which know whole numbers instead."""
+    if kv_cache_dtype.startswith("fp8") and device == "cpu" and dtype == "float32" and hardware.native_kernels:
+        raise ConfigError(
+            f"kv_cache_dtype={kv_cache_dtype} is for device=cuda; the native CPU kernels do not read it.",
+            parameter="kv_cache_dtype",
+            value=kv_cache_dtype,
+            hint="Use kv_cache_dtype=int8, which takes about as many bytes.",
+        )
 
 
 def _num_threads(config: EngineConfig, hardware: Hardware, reasons: list[str]) -> int:

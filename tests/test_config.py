@@ -78,7 +78,7 @@ def test_an_option_like_no_other_has_no_suggestion() -> None:
         ("tokenizer", ["a"], "tokenizer must be str or None, got ['a']."),
         ("dtype", "fp8", "dtype must be 'auto' or 'float32' or 'float16' or 'bfloat16', got 'fp8'."),
         ("dtype", ["float32"], "dtype must be 'auto' or 'float32' or 'float16' or 'bfloat16', got ['float32']."),
-        ("quantization", "awq", "quantization must be 'int8' or 'int4' or 'fp16' or None, got 'awq'."),
+        ("quantization", "awq", "quantization must be 'int8' or 'int4' or 'fp16' or 'fp8' or None, got 'awq'."),
         ("activations", "int4", "activations must be 'int8' or 'float32', got 'int4'."),
         ("load_format", "pt", "load_format must be 'auto' or 'dummy', got 'pt'."),
         ("scheduling_policy", "lifo", "scheduling_policy must be 'fcfs' or 'priority', got 'lifo'."),
@@ -195,6 +195,7 @@ def test_what_the_user_chose_stays_and_needs_no_reason() -> None:
         "distributed_executor_backend": "uni",
         "cudagraph_mode": "NONE",
         "cudagraph_capture_sizes": (),
+        "attention_backend": "CPU_ATTN",
     }
     config, reasons = resolve(EngineConfig.from_options(**options), MODEL, HARDWARE)
     assert config == EngineConfig.from_options(**options)
@@ -265,6 +266,33 @@ def test_quantization_packs(quantization: str) -> None:
     )
     assert resolved_weights("float32", quantization=quantization, native_kernels=False)[0] == "packed"
     assert resolved_weights("float32", quantization=quantization, weights="packed") == ("packed", "")
+
+
+def test_fp8_is_for_gpus_and_keeps_weights_dense() -> None:
+    config, reasons = resolve(EngineConfig.from_options(device="cuda", quantization="fp8"), MODEL, HARDWARE)
+    assert config.model.weights == "dense"
+    assert "weights=dense: rounded to fp8 as they are read, float16 in the checkpoint" in reasons
+    assert resolve(config, MODEL, HARDWARE)[0] == config
+
+
+@pytest.mark.parametrize(
+    ("dtype", "options", "why"),
+    [
+        ("Q4_1", {"device": "cuda"}, "the checkpoint is quantised already (Q4_1). Leave quantization out."),
+        (
+            "float16",
+            {"device": "cuda", "weights": "packed"},
+            "weights=packed has no such format. Leave out one of the two.",
+        ),
+        ("float16", {}, "it is for device=cuda; the native CPU kernels do not read it. Use quantization=int8."),
+    ],
+)
+def test_where_fp8_weights_are_refused(dtype: str, options: dict[str, Any], why: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve(
+            EngineConfig.from_options(quantization="fp8", **options), dataclasses.replace(MODEL, dtype=dtype), HARDWARE
+        )
+    assert str(caught.value) == f"quantization=fp8, but {why}"
 
 
 @pytest.mark.parametrize(

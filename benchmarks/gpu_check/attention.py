@@ -61,7 +61,7 @@ class Batch:
         blocks = (inputs.order(sum(counts)) + 1).split(counts)
         spec = LayerKVSpec(heads[1], dim, kv_dtype)
         pages = torch.full((sum(counts) + 1, spec.page_bytes(BLOCK_SIZE)), 255, dtype=torch.uint8, device=inputs.device)
-        self.cache = KVCache.of_pages(pages, spec, BLOCK_SIZE)
+        self.cache = KVCache.of_pages(pages, spec, BLOCK_SIZE, keys_by_token=True)
         for (length, _), own in zip(requests, blocks, strict=True):
             position = torch.arange(length, device=inputs.device)
             key, value = inputs.normal(2, length, heads[1], dim)

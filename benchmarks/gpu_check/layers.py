@@ -33,6 +33,8 @@ def run(report: Report, *, device: str, dtype: str, dims: list[int], rows: int, 
         is_plain = kv_dtype in ("float32", "float16", "bfloat16")
         if is_plain and kv_dtype != dtype:
             continue
+        if device == "cpu" and kv_dtype.startswith("fp8"):  # to which Triton's interpreter does not round as GPUs do
+            continue
         what = f"rotation and write, cache in {kv_dtype}"
         with attempt(report, what):
             worst = Worst()
@@ -82,7 +84,7 @@ def rotation(
     stored, queries = [], []
     for module, values in ((rotate, qkv), (rotate_ref, qkv.float())):
         pages = torch.full((num_blocks, spec.page_bytes(BLOCK_SIZE)), 255, dtype=torch.uint8, device=inputs.device)
-        cache = KVCache.of_pages(pages, spec, BLOCK_SIZE)
+        cache = KVCache.of_pages(pages, spec, BLOCK_SIZE, keys_by_token=True)
         with poisoned():
             queries.append(
                 module.rotate_and_store(values, positions, angles.cos(), angles.sin(), slots, cache, *weights)

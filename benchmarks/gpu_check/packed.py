@@ -1,4 +1,4 @@
-"""Packed weights in Triton, in every format: products and embedding rows beside the decoded matrix in float32."""
+"""Packed and fp8 weights in Triton: products, and embedding rows, beside the decoded matrix in float32."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import torch
 from benchmarks.gpu_check.comparing import TOLERANCE, Inputs, Worst, poisoned
 from benchmarks.gpu_check.rows import Report, attempt
 from fathom.kernels.embedding import triton as embedding
+from fathom.kernels.fp8_matmul import ref as fp8_ref
+from fathom.kernels.fp8_matmul import triton as fp8
 from fathom.kernels.quant_matmul import triton as quant_matmul
 from fathom.quant.packed import FORMATS, STEP_COLUMNS, Factors, PackedWeight, pack
 
@@ -21,6 +23,9 @@ def run(report: Report, *, device: str, dtypes: list[str], rows: int, tokens: li
             with attempt(report, f"{what}, {dtype}"):
                 worst = find(inputs, weights, number, tokens)
                 report(f"{what}, {dtype}", worst.error, "error", most=TOLERANCE[number], must=True, note=note)
+        with attempt(report, f"fp8 products, {dtype}"):
+            worst = fp8_products(inputs, rows, number, tokens)
+            report(f"fp8 products, {dtype}", worst.error, "error", most=TOLERANCE[number], must=True)
 
 
 def products(inputs: Inputs, weights: list[PackedWeight], dtype: torch.dtype, tokens: list[int]) -> Worst:
@@ -33,6 +38,19 @@ def products(inputs: Inputs, weights: list[PackedWeight], dtype: torch.dtype, to
             with poisoned():
                 found = quant_matmul.quant_matmul(x, weight)
             worst.add(found, x.float() @ decoded.T)
+    return worst
+
+
+def fp8_products(inputs: Inputs, rows: int, dtype: torch.dtype, tokens: list[int]) -> Worst:
+    """With these numbers of tokens, and a number of columns that is no whole tile."""
+    worst = Worst()
+    weight = (30 * inputs.normal(rows, 2 * STEP_COLUMNS + 24)).to(torch.float8_e4m3fn)
+    scales = inputs.normal(rows).abs() / 30
+    for count in tokens:
+        x = inputs.normal(count, weight.shape[1], dtype=dtype)
+        with poisoned():
+            found = fp8.fp8_matmul(x, weight, scales)
+        worst.add(found, fp8_ref.fp8_matmul(x.float(), weight, scales))
     return worst
 
 

@@ -44,7 +44,8 @@ _OTHER_WORDS = {
     ("kv_cache_dtype", "int8_per_token_head"): "int8",
 }
 
-_KV_CACHE_TYPES_OF_VLLM = ("fp8", "nvfp4", "int4", "turboquant", "ultraquant")
+_KV_CACHE_TYPES_OF_VLLM = ("fp8_", "nvfp4", "int4", "turboquant", "ultraquant")
+_OUR_FP8 = ("fp8_e4m3", "fp8_e5m2")
 
 
 def check_vllm_options(options: dict[str, Any]) -> dict[str, Any]:
@@ -77,15 +78,22 @@ def _with_graph_options(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _in_our_words(name: str, value: Any) -> Any:
-    if name == "kv_cache_dtype" and isinstance(value, str) and value.startswith(_KV_CACHE_TYPES_OF_VLLM):
+    if name == "kv_cache_dtype" and _is_foreign_cache_type(value):
         raise ConfigError(
             f"{name}={value!r} is not supported.",
             parameter=name,
             value=value,
-            hint="Use 'int8', which takes about as many bytes as fp8, or leave it at 'auto'.",
+            hint="Use 'int8', or on CUDA 'fp8', or leave it at 'auto'.",
         )
     if name == "cudagraph_mode" and isinstance(value, str):
         return value.upper()
+    if name == "attention_backend" and value != "auto":
+        return "auto" if value is None else str(value).upper()
     if name in ("dtype", "kv_cache_dtype"):
         value = str(value).removeprefix("torch.")
     return _OTHER_WORDS.get((name, value), value) if isinstance(value, str) else value
+
+
+def _is_foreign_cache_type(value: Any) -> bool:
+    """Whether vLLM has this type of KV cache and Fathom does not."""
+    return isinstance(value, str) and value not in _OUR_FP8 and value.startswith(_KV_CACHE_TYPES_OF_VLLM)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from fathom.kernels.attention import paged_attention
 from fathom.kernels.rotate_and_store import rotate_and_store
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ class PagedAttention(nn.Module):
 
     def attend(self, query: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         """query [num_tokens, num_heads, head_dim] -> what each of them attended to, of the same shape."""
-        return paged_attention(
+        return batch.paged_attention(
             query,
             batch.kv_caches[self.layer_index],
             batch.tables[self.layer_index].block_table,

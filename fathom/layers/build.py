@@ -19,7 +19,7 @@ class BuildContext:
 
     dtype, device: of the weights, which are allocated there and left uninitialised for the loader to fill.
     max_model_len: positions that tables such as the rotary one must cover.
-    linear_method: how matrices are stored and multiplied.
+    linear_method: how matrices are stored and multiplied. vocab_method: those of embedding and head, if otherwise.
     tensor: the ranks among which each layer is cut. pipeline: those among which the layers are divided.
     """
 
@@ -29,6 +29,7 @@ class BuildContext:
     linear_method: LinearMethod
     tensor: Group = ALONE.tensor
     pipeline: Group = ALONE.pipeline
+    vocab_method: LinearMethod | None = None
 
     def empty(self, *shape: int, dtype: torch.dtype | None = None) -> torch.nn.Parameter:
         """An uninitialised weight of the given shape."""

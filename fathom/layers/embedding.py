@@ -18,6 +18,7 @@ from fathom.quant.packed import PANEL
 
 if TYPE_CHECKING:
     from fathom.layers.build import BuildContext
+    from fathom.layers.linear import LinearMethod
 
 
 class VocabMatrix(Linear):
@@ -30,6 +31,9 @@ class VocabMatrix(Linear):
         self._group = group
         self._cuts = cuts
         self._cut = cuts[group.rank]
+
+    def choose_method(self, build: BuildContext) -> LinearMethod:
+        return build.vocab_method or build.linear_method
 
     def row_cut(self, part: str | None) -> Cut:
         return self._cut

@@ -65,14 +65,19 @@ class Linear(nn.Module):
     weight: nn.Parameter
     bias: nn.Parameter | None
     parts: list[Part]  # in place of the weight, if the method is Packed
+    scales: nn.Parameter  # of the weight's rows, if the method is FP8
 
     def __init__(self, in_features: int, out_features: int, build: BuildContext, *, bias: bool = False):
         super().__init__()
         self.in_features = in_features
         self.out_features = out_features
-        self.method = build.linear_method
+        self.method = self.choose_method(build)
         self.method.create_weights(self, build)
         self.bias = build.empty(out_features) if bias else None
+
+    def choose_method(self, build: BuildContext) -> LinearMethod:
+        """How this layer's matrix is stored and multiplied."""
+        return build.linear_method
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.method.multiply(self, x)

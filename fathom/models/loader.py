@@ -7,6 +7,7 @@ in milliseconds, with all that is wrong with it, and not half-way through a long
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
@@ -19,7 +20,8 @@ from fathom.dist.shares import Cut, uncut
 from fathom.errors import CheckpointError
 from fathom.layers.build import BuildContext
 from fathom.layers.embedding import VocabMatrix
-from fathom.layers.linear import Dense, Linear, MergedLinear, RowParallelLinear
+from fathom.layers.fp8 import FP8
+from fathom.layers.linear import Dense, Linear, LinearMethod, MergedLinear, RowParallelLinear
 from fathom.layers.packed import Packed
 from fathom.models.registry import model_class
 from fathom.weights.checkpoint import open_checkpoint
@@ -51,7 +53,7 @@ def load_model(
     *,
     load_format: Literal["auto", "dummy"],
     weights: Literal["packed", "dense"],
-    quantization: Quantization | None = None,
+    quantization: Quantization | Literal["fp8"] | None = None,
     activations: Literal["int8", "float32"] = "int8",
     dtype: torch.dtype,
     device: torch.device,
@@ -64,7 +66,8 @@ def load_model(
     Args:
         load_format: "dummy" fills the weights with random numbers and opens no file.
         weights: "packed" keeps matrices as the checkpoint stores them, in the kernels' layouts; "dense" as dtype.
-        quantization: what packed matrices that the checkpoint holds as floats are rounded to.
+        quantization: what matrices that the checkpoint holds as floats are rounded to; fp8 if they are dense, the
+            others if they are packed.
         activations: what those that meet quantised weights are rounded to.
         dtype: of activations and dense weights; tensors stored in another are converted one at a time. On a CPU
             float32 with packed weights.
@@ -77,8 +80,10 @@ def load_model(
         CheckpointError: tensors are missing, unexpected or mis-shaped (all named), or a file is corrupt.
     """
     checkpoint = None if load_format == "dummy" else open_checkpoint(resolved)
-    method = Packed(device, activations) if weights == "packed" else Dense()
+    method: LinearMethod = Packed(device, activations) if weights == "packed" else Dense()
     build = BuildContext(dtype, device, max_model_len, method, groups.tensor, groups.pipeline)
+    if quantization == "fp8":
+        build, quantization = replace(build, linear_method=FP8(), vocab_method=method), None
     model = model_class(model_config.architecture)(model_config, build)
     if checkpoint is None:
         fill_with_random(model)
@@ -130,7 +135,11 @@ def _fill(
         place.module.method.store(place.module, place.rows, read_matrix(checkpoint, name, rows, columns, quantization))
         return
     if len(place.source) > 1:
-        place.destination.copy_(checkpoint.part(name, rows, place.source[1].slice))
+        matrix = checkpoint.part(name, rows, place.source[1].slice)
+        if isinstance(place.module, Linear) and isinstance(place.module.method, FP8):
+            place.module.method.store(place.module, place.rows, matrix)
+        else:
+            place.destination.copy_(matrix)
         return
     tensor = checkpoint.load(name)
     if target.transform is not None:

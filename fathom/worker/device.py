@@ -54,6 +54,8 @@ class Device(ABC):
     mark is passed, and a step's tokens stay where they are."""
     replays_steps: bool
     """Whether decode steps can be recorded and replayed (worker/recorded_steps.py)."""
+    keys_by_token = False
+    """How its kernels want a page's keys to lie (kv_cache_spec)."""
 
     @abstractmethod
     def profile(
@@ -168,6 +170,8 @@ class CPUDevice(Device):
 class CUDADevice(Device):
     """One CUDA device."""
 
+    keys_by_token = True
+
     def __init__(self, config: EngineConfig, place: Place = ONLY) -> None:
         if not torch.cuda.is_available():
             raise ConfigError(
@@ -190,6 +194,7 @@ class CUDADevice(Device):
         if place.num_workers > 1:
             torch.cuda.set_device(index)
         self.torch_device = torch.device("cuda", torch.cuda.current_device())
+        _check_fp8(config, torch.cuda.get_device_capability(self.torch_device))
         self.runs_behind = True
         self.replays_steps = False
         self._share = config.cache.gpu_memory_utilization
@@ -235,6 +240,23 @@ class CUDADevice(Device):
     def busy_s(self) -> float:
         self.synchronize()
         return time.perf_counter()
+
+
+def _check_fp8(config: EngineConfig, capability: tuple[int, int]) -> None:
+    """Refuse what is stored as float8_e4m3 on GPUs that cannot widen it."""
+    asked = (
+        ("kv_cache_dtype", config.cache.kv_cache_dtype, "fp8_e4m3", "Use fp8_e5m2 or int8."),
+        ("quantization", config.model.quantization, "fp8", "Leave it out."),
+    )
+    for name, value, e4m3, hint in asked:
+        if value == e4m3 and capability < (8, 9):
+            raise ConfigError(
+                f"{name}={value} needs a GPU of compute capability 8.9 or more; this one has "
+                f"{capability[0]}.{capability[1]}.",
+                parameter=name,
+                value=value,
+                hint=hint,
+            )
 
 
 def make_device(config: EngineConfig, place: Place = ONLY) -> Device:

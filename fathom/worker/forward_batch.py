@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from fathom.kernels.attention import AttentionKernel, paged_attention
 from fathom.kernels.kv_cache import KVCache
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class ForwardBatch:
     kv_caches: per layer.
     tables: per layer, its group's BlockTables.
     attend: how a layer attends once its keys and values are stored: where all else of a step is cut from attention.
+    paged_attention: the kernel that reads them.
 
     There may be more tokens than requests account for: padding, whose keys and values go to the null block.
     """
@@ -59,6 +61,7 @@ class ForwardBatch:
     kv_caches: list[KVCache]
     tables: list[BlockTables]
     attend: Attend = attend_at_once
+    paged_attention: AttentionKernel = paged_attention
 
 
 @dataclass(frozen=True, slots=True)

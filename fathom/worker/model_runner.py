@@ -27,6 +27,7 @@ from itertools import compress
 import numpy as np
 import torch
 
+from fathom.kernels.attention import AttentionKernel, paged_attention
 from fathom.kernels.gpu import to_device
 from fathom.kernels.kv_cache import KVCache
 from fathom.kernels.step_rows import make_step_rows
@@ -81,6 +82,7 @@ class ModelRunner:
         use_graphs: record decode steps and replay them (RecordedSteps).
         buckets: sizes of steps that are captured as graphs, once `capture_graphs` is called; None for none.
         is_last_stage: whether the model has a head here; else it sends its hidden states on and knows no logits.
+        attend_by: the kernel of every layer's attention.
     """
 
     def __init__(
@@ -97,6 +99,7 @@ class ModelRunner:
         use_graphs: bool,
         is_last_stage: bool = True,
         buckets: GraphBuckets | None = None,
+        attend_by: AttentionKernel = paged_attention,
     ) -> None:
         self.model = model
         self.sampler = sampler
@@ -115,6 +118,7 @@ class ModelRunner:
         if buckets is not None:
             self._replay = self.graphs = CUDAGraphs(model, device.graph_capture(), buckets)
         self._is_last_stage = is_last_stage
+        self._attend_by = attend_by
         self._pending: PendingStep | None = None
         self._last_tokens = (
             LastTokens(max_num_seqs, device.torch_device) if device.runs_behind and is_last_stage else None
@@ -241,6 +245,7 @@ class ModelRunner:
                 seq_lens=buffers.seq_lens.on_device(turn, num_reqs),
                 kv_caches=self.kv_caches,
                 tables=[tables[group] for group in self.group_of_layer],
+                paged_attention=self._attend_by,
             ),
         )
 
@@ -252,7 +257,10 @@ def _allocate_kv_caches(spec: LayerKVSpec, device: Device, config: KVCacheConfig
     """
     page_bytes = spec.page_bytes(config.block_size)
     blocks = device.empty_blocks(config.num_blocks, config.layers_per_group * page_bytes)
-    caches = [KVCache.of_pages(layer, spec, config.block_size) for layer in blocks.split(page_bytes, dim=1)]
+    caches = [
+        KVCache.of_pages(layer, spec, config.block_size, device.keys_by_token)
+        for layer in blocks.split(page_bytes, dim=1)
+    ]
     place = {
         layer: (index, group_index)
         for group_index, group in enumerate(config.groups)

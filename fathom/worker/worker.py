@@ -15,6 +15,7 @@ from fathom.dist.group import ALONE, Groups
 from fathom.dist.meeting import Meeting
 from fathom.dist.place import ONLY, Place
 from fathom.dist.torch_group import connect
+from fathom.kernels.attention import attention_kernel
 from fathom.kv_cache_spec import KVCacheConfig, KVCacheGroup, LayerKVSpec
 from fathom.models.loader import load_model
 from fathom.step import ModelRunnerOutput, PendingOutput, PrefillTimes, SchedulerOutput
@@ -52,8 +53,10 @@ class Worker:
     ) -> None:
         self._config = config = setup.config
         assert config.cache.kv_cache_dtype != "auto", "the config is not resolved"
+        assert config.cache.kv_cache_dtype != "fp8", "the config is not resolved"
         self._vocab_size = setup.model_config.vocab_size
         self.device = device or make_device(config, place)
+        self._attention_kernel = attention_kernel(config.runtime.attention_backend)
         self._place = place
         self._groups = groups
         self._model = explain(lambda: self._load_model(setup), self.device, "loading the weights", ways_out.LOAD)
@@ -274,6 +277,7 @@ class Worker:
             use_graphs=self._can_replay_steps(),
             is_last_stage=self._model.stage.is_last,
             buckets=buckets,
+            attend_by=self._attention_kernel,
         )
 
     def _profile(self) -> MemoryUse:

@@ -13,6 +13,7 @@ import torch
 
 from fathom import LLM, RequestOutput, SamplingParams
 from fathom.errors import ConfigError, ModelNotFoundError, ValidationError
+from fathom.kernels import native
 from tests.entrypoints.conftest import make_llm
 
 TEXT = "Tiny models with random weights"
@@ -99,7 +100,7 @@ def test_a_compilation_config_about_graphs_is_taken_apart(tiny: Callable[[str], 
         make_llm(tiny("llama-gqa"), compilation_config={"cudagraph_mode": "NONE", "mode": 3})
 
 
-@pytest.mark.parametrize("value", ["fp8", "fp8_e4m3", "nvfp4"])
+@pytest.mark.parametrize("value", ["fp8_inc", "fp8_ds_mla", "nvfp4"])
 def test_a_cache_type_of_vllm_is_refused_with_a_way_out(tiny: Callable[[str], Path], value: str) -> None:
     with pytest.raises(ConfigError, match=f"kv_cache_dtype='{value}' is not supported. Use 'int8'"):
         make_llm(tiny("llama-gqa"), kv_cache_dtype=value)
@@ -120,6 +121,38 @@ def test_types_of_the_cache(tiny: Callable[[str], Path], given: Any, dtype: str,
         assert llm.collective_rpc("get_kv_cache_specs")[0][0].bytes_per_token == bytes_per_token
         (output,) = generate(llm, [[5, 6, 7]])
         assert len(output.outputs[0].token_ids) == 6
+
+
+@pytest.mark.parametrize(("given", "dtype"), [("fp8", "fp8_e4m3"), ("fp8_e5m2", "fp8_e5m2")])
+def test_fp8_in_the_cache(tiny: Callable[[str], Path], given: str, dtype: str) -> None:
+    """Where plain torch attends; the native kernels leave it to GPUs."""
+    with make_llm(tiny("llama-gqa"), kv_cache_dtype=given, dtype="bfloat16") as llm:
+        assert llm.llm_engine.config.cache.kv_cache_dtype == dtype
+        assert llm.collective_rpc("get_kv_cache_specs")[0][0].bytes_per_token == 2 * 2 * 16
+        (output,) = generate(llm, [[5, 6, 7]])
+        assert len(output.outputs[0].token_ids) == 6
+    if native.cpu is not None:
+        with pytest.raises(ConfigError, match=f"kv_cache_dtype={dtype} is for device=cuda.*Use kv_cache_dtype=int8"):
+            make_llm(tiny("llama-gqa"), kv_cache_dtype=given)
+
+
+@pytest.mark.parametrize("value", [None, "auto", "cpu_attn"])
+def test_attention_backends_of_a_cpu(tiny: Callable[[str], Path], value: str | None) -> None:
+    with make_llm(tiny("llama-gqa"), attention_backend=value) as llm:
+        assert llm.llm_engine.config.runtime.attention_backend == "CPU_ATTN"
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ("FLASH_ATTN", "attention_backend=FLASH_ATTN, but it is for device=cuda. Leave attention_backend at auto"),
+        ("TRITON_ATTN", "attention_backend=TRITON_ATTN, but it is for device=cuda. Leave attention_backend at auto"),
+        ("FLASHINFER", "or 'TRITON_ATTN' or 'FLASH_ATTN', got 'FLASHINFER'"),
+    ],
+)
+def test_attention_backends_that_a_cpu_lacks(tiny: Callable[[str], Path], value: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        make_llm(tiny("llama-gqa"), attention_backend=value)
 
 
 @pytest.mark.parametrize(("given", "dtype"), [("float16", "float16"), ("half", "float16"), ("bfloat16", "bfloat16")])

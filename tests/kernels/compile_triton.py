@@ -19,6 +19,7 @@ from fathom.kernels import row_search
 from fathom.kernels.activation import triton as activation
 from fathom.kernels.attention import triton as attention
 from fathom.kernels.embedding import triton as embedding
+from fathom.kernels.fp8_matmul import triton as fp8_matmul
 from fathom.kernels.norm import triton as norm
 from fathom.kernels.penalties import triton as penalties
 from fathom.kernels.quant_matmul import triton as quant_matmul
@@ -34,6 +35,8 @@ TYPES = {
     torch.float16: "*fp16",
     torch.bfloat16: "*bf16",
     torch.int8: "*i8",
+    torch.float8_e4m3fn: "*fp8e4nv",
+    torch.float8_e5m2: "*fp8e5",
     torch.uint8: "*u8",
     torch.int32: "*i32",
     torch.int64: "*i64",
@@ -45,6 +48,7 @@ LAUNCHED = {
     activation: ["_gated"],
     attention: ["_attend", "_merge"],
     embedding: ["_decode_rows"],
+    fp8_matmul: ["_multiply"],
     norm: ["_rms_norm"],
     penalties: ["_apply"],
     quant_matmul: ["_multiply"],
@@ -84,7 +88,7 @@ class Compiled:
 
 def launch_all(dtype: torch.dtype, kv_dtype: Any, num_tokens: int) -> None:
     """Call every kernel for two requests: decodes of one token, or longer ones with all that a model may ask for."""
-    cache = nan_cache(4, 16, 2, 128, kv_dtype)
+    cache = nan_cache(4, 16, 2, 128, kv_dtype, keys_by_token=True)
     ids, table, floats = (
         torch.zeros(64, dtype=torch.int64),
         torch.zeros(2, 512, dtype=torch.int32),
@@ -126,6 +130,9 @@ def multiply_all() -> None:
         embedding.embedding(torch.zeros(2, dtype=torch.int64), random_weight(64, 2048, form), 1.0, torch.bfloat16)
     for dtype in (torch.float16, torch.float32):
         quant_matmul.quant_matmul(torch.zeros(40, 256, dtype=dtype), random_weight(64, 256, ALL[0]), torch.zeros(64))
+    for dtype in (torch.bfloat16, torch.float16):
+        weight, bias = torch.zeros(64, 256, dtype=torch.float8_e4m3fn), torch.zeros(64, dtype=dtype)
+        fp8_matmul.fp8_matmul(torch.zeros(40, 256, dtype=dtype), weight, torch.zeros(64), bias)
 
 
 def main() -> None:
@@ -137,6 +144,8 @@ def main() -> None:
         (torch.bfloat16, "bfloat16", 2),
         (torch.float16, "int8", 40),
         (torch.float32, "float32", 40),
+        (torch.bfloat16, "fp8_e4m3", 2),
+        (torch.float16, "fp8_e5m2", 40),
     ):
         launch_all(dtype, kv_dtype, num_tokens)
     choose_tokens(2, 151_936)

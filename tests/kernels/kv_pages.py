@@ -9,12 +9,21 @@ from fathom.kernels.rotate_and_store.ref import store
 from fathom.kv_cache_spec import KVDtype, LayerKVSpec
 
 FORMATS: tuple[KVDtype, ...] = ("float32", "float16", "bfloat16", "int8")
+FP8: tuple[KVDtype, ...] = ("fp8_e4m3", "fp8_e5m2")
+"""Formats that the native kernels do not read."""
 
 
-def nan_cache(num_blocks: int, block_size: int, kv_heads: int, dim: int, dtype: KVDtype = "float32") -> KVCache:
+def nan_cache(
+    num_blocks: int,
+    block_size: int,
+    kv_heads: int,
+    dim: int,
+    dtype: KVDtype = "float32",
+    keys_by_token: bool = False,
+) -> KVCache:
     spec = LayerKVSpec(kv_heads, dim, dtype)
     pages = torch.full((num_blocks, spec.page_bytes(block_size)), 255, dtype=torch.uint8)
-    return KVCache.of_pages(pages, spec, block_size)
+    return KVCache.of_pages(pages, spec, block_size, keys_by_token)
 
 
 def cache_of(kv: torch.Tensor, blocks: torch.Tensor, block_size: int, dtype: KVDtype = "float32") -> KVCache:

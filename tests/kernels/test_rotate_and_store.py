@@ -14,10 +14,13 @@ from fathom.kernels.kv_cache import KVCache
 from fathom.kernels.norm.ref import rms_norm
 from fathom.kernels.rotate_and_store import cpu, ref
 from fathom.kv_cache_spec import KVDtype
-from tests.kernels.kv_pages import FORMATS, nan_cache, stored
+from tests.kernels.kv_pages import FORMATS, FP8, nan_cache, stored
 
 HEADS, KV_HEADS = 3, 2
-ROUNDING = {"float32": 0.0, "float16": 2.0**-11, "bfloat16": 2.0**-8}  # the largest error, relative
+ROUNDING = {"float32": 0.0, "float16": 2.0**-11, "bfloat16": 2.0**-8, "fp8_e4m3": 2.0**-4, "fp8_e5m2": 2.0**-3}
+"""The largest error, relative."""
+LEAST = {"fp8_e4m3": 2.0**-10, "fp8_e5m2": 2.0**-17}
+"""The same of numbers near 0."""
 
 
 def randn(*shape: int) -> torch.Tensor:
@@ -59,7 +62,7 @@ def turned(x: torch.Tensor, step: Step) -> torch.Tensor:
     return torch.cat((pairs.real, pairs.imag), -1)
 
 
-@pytest.mark.parametrize("dtype", FORMATS)
+@pytest.mark.parametrize("dtype", FORMATS + FP8)
 @pytest.mark.parametrize("norms", [False, True])
 def test_ref_equals_the_formulas(norms: bool, dtype: KVDtype) -> None:
     step = Step(5, 6, norms=norms)
@@ -70,7 +73,10 @@ def test_ref_equals_the_formulas(norms: bool, dtype: KVDtype) -> None:
     torch.testing.assert_close(query.double(), turned(q, step), atol=1e-6, rtol=1e-6)
     for actual, exact in zip(stored(cache, step.slots.tolist()), (turned(k, step), v.double()), strict=True):
         # int8: half a step of the head's largest number / 127.
-        atol = exact.abs().amax(-1, keepdim=True) / 253 if dtype == "int8" else ROUNDING[dtype] * exact.abs() + 1e-6
+        if dtype == "int8":
+            atol = exact.abs().amax(-1, keepdim=True) / 253
+        else:
+            atol = ROUNDING[dtype] * exact.abs() + LEAST.get(dtype, 0.0) + 1e-6
         assert ((actual - exact).abs() <= atol).all()
 
 
@@ -125,6 +131,26 @@ def test_rounding_of_hard_numbers(level: str, dtype: KVDtype) -> None:
         largest = torch.finfo(getattr(torch, dtype)).max
         expected = torch.tensor([*HARD, *HARD[:6]]).clamp(-largest, largest).to(getattr(torch, dtype)).float()
         assert torch.equal(value, expected)
+
+
+@pytest.mark.parametrize(("dtype", "largest"), [("fp8_e4m3", 448.0), ("fp8_e5m2", 57344.0)])
+def test_fp8_keeps_what_is_too_large_finite_and_what_is_no_number_so(dtype: KVDtype, largest: float) -> None:
+    step = Step(2, 6)
+    step.qkv[:, -6:] = torch.tensor([largest, 1.2 * largest, -1e6, math.inf, math.nan, 1.0625])
+    value = stored(step.run(ref, dtype)[1], step.slots.tolist())[1, 0, -1]
+    assert value[:4].tolist() == [largest, largest, -largest, largest]
+    assert value[4].isnan()
+    assert value[5] == 1.0  # a tie in e4m3, to the even one
+
+
+def test_where_keys_lie_changes_no_number() -> None:
+    step = Step(5, 6)
+    caches = [nan_cache(step.num_blocks, 4, KV_HEADS, 6, "int8", keys_by_token=by_token) for by_token in (False, True)]
+    for cache in caches:
+        ref.rotate_and_store(step.qkv, step.positions, step.cos, step.sin, step.slots, cache)
+    slots = step.slots.tolist()
+    assert torch.equal(stored(caches[0], slots), stored(caches[1], slots))
+    assert [cache.keys.stride()[2:] for cache in caches] == [(4, 1), (1, 6)]
 
 
 @pytest.mark.parametrize("dtype", FORMATS)

@@ -19,45 +19,14 @@ from fathom.kernels.norm import triton as norm
 from fathom.kernels.rotate_and_store import ref as rotate_ref
 from fathom.kernels.rotate_and_store import triton as rotate
 from fathom.kv_cache_spec import KVDtype
-from tests.kernels.kv_pages import FORMATS, nan_cache, stored
+from tests.kernels.kv_pages import FORMATS, FP8, nan_cache, stored
+from tests.kernels.paged_batch import DECODES, MIXED, Batch, randn
 
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # rows that pad a tile
 
 
-# (seq_len, query_len): decodes, one past two ranges of keys; a whole prompt; chunks after a cached prefix; an idle row.
 # The interpreter rounds to bfloat16 towards zero, a GPU to the nearest.
 CUT = {"rtol": 2.0**-6, "atol": 1e-5}
-MIXED = [(1, 1), (13, 1), (7, 7), (29, 5), (9, 0), (85, 30), (75, 1)]
-DECODES = [(seq_len, 1) for seq_len, _ in MIXED]
-
-
-def randn(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed + sum(shape)))
-
-
-class Batch:
-    """Requests whose keys and values lie in shuffled blocks; the queries are a part of wider rows."""
-
-    def __init__(
-        self, requests: list[tuple[int, int]], heads: tuple[int, int], dim: int, block_size: int, dtype: KVDtype
-    ):
-        num_blocks = sum(-(-seq_len // block_size) for seq_len, _ in requests) + 1
-        pool = torch.randperm(num_blocks - 1, generator=torch.Generator().manual_seed(0)).add(1).tolist()
-        self.cache = nan_cache(num_blocks, block_size, heads[1], dim, dtype)
-        self.rows = [[pool.pop() for _ in range(-(-seq_len // block_size))] for seq_len, _ in requests]
-        for number, (seq_len, _) in enumerate(requests):
-            slots = [self.rows[number][p // block_size] * block_size + p % block_size for p in range(seq_len)]
-            kv = randn(2, seq_len, heads[1], dim, seed=number)
-            rotate_ref.store(kv[0], kv[1], torch.tensor(slots), self.cache)
-        self.lengths = torch.tensor([seq_len for seq_len, _ in requests], dtype=torch.int32)
-        self.starts = torch.tensor([0, *(query_len for _, query_len in requests)]).cumsum(0).int()
-        self.query = randn(int(self.starts[-1]), heads[0], dim)
-
-    def attend(self, module, dtype=torch.float32, **options) -> torch.Tensor:
-        width = max(map(len, self.rows)) + 1
-        table = torch.tensor([row + [0] * (width - len(row)) for row in self.rows], dtype=torch.int32)
-        query = self.query.to(dtype)
-        return module.paged_attention(query, self.cache, table, self.starts, self.lengths, 0.2, **options)
 
 
 @pytest.mark.parametrize("requests", [MIXED, DECODES], ids=["mixed", "decodes"])
@@ -68,8 +37,11 @@ class Batch:
         ((4, 1), 80, 8, "int8", {"window": 9}),
         ((2, 2), 128, 4, "bfloat16", {"window": 50, "softcap": 5.0}),
         ((3, 1), 256, 16, "float32", {"softcap": 2.0}),
+        ((6, 2), 64, 16, "fp8_e4m3", {}),
+        ((4, 1), 80, 8, "fp8_e5m2", {"window": 9}),
     ],
 )
+@pytest.mark.parametrize("keys_by_token", [False, True])
 def test_attention(
     monkeypatch: pytest.MonkeyPatch,
     requests: list[tuple[int, int]],
@@ -78,9 +50,10 @@ def test_attention(
     block_size: int,
     dtype: KVDtype,
     options: dict,
+    keys_by_token: bool,
 ) -> None:
     monkeypatch.setattr(attention, "MIN_RANGE_KEYS", 32)
-    batch = Batch(requests, heads, dim, block_size, dtype)
+    batch = Batch(requests, heads, dim, block_size, dtype, keys_by_token)
     torch.testing.assert_close(batch.attend(attention, **options), batch.attend(attention_ref, **options))
 
 
@@ -132,8 +105,9 @@ def test_activations(name: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", FORMATS)
+@pytest.mark.parametrize("keys_by_token", [False, True])
 @pytest.mark.parametrize(("dim", "block_size", "norms"), [(6, 3, True), (64, 16, False), (80, 5, True)])
-def test_rotate_and_store(dim: int, block_size: int, norms: bool, dtype: KVDtype) -> None:
+def test_rotate_and_store(dim: int, block_size: int, norms: bool, keys_by_token: bool, dtype: KVDtype) -> None:
     num_tokens, heads, kv_heads = 9, 3, 2
     qkv = randn(num_tokens, (heads + 2 * kv_heads) * dim + 3)[:, 3:]
     qkv[2, -5], qkv[3, -1] = float("inf"), float("nan")
@@ -142,7 +116,7 @@ def test_rotate_and_store(dim: int, block_size: int, norms: bool, dtype: KVDtype
     positions = torch.randperm(2 * num_tokens, generator=chance)[:num_tokens]
     slots = block_size + torch.randperm(7 * block_size, generator=chance)[:num_tokens]
     weights = (randn(dim), randn(dim, seed=1), 0.01) if norms else (None, None, 0.0)
-    caches = [nan_cache(9, block_size, kv_heads, dim, dtype) for _ in range(2)]
+    caches = [nan_cache(9, block_size, kv_heads, dim, dtype, keys_by_token) for _ in range(2)]
     queries = [
         module.rotate_and_store(qkv, positions, angles.cos(), angles.sin(), slots, cache, *weights)
         for module, cache in zip((rotate, rotate_ref), caches, strict=True)
@@ -155,3 +129,22 @@ def test_rotate_and_store(dim: int, block_size: int, norms: bool, dtype: KVDtype
     atol = 0.05 if dtype == "int8" else 1e-5
     torch.testing.assert_close(actual[0], expected[0], rtol=rtol, atol=atol, equal_nan=True)
     torch.testing.assert_close(actual[1], expected[1], rtol=rounding, atol=0, equal_nan=True)  # values are only rounded
+
+
+@pytest.mark.parametrize("dtype", FP8)
+@pytest.mark.parametrize("keys_by_token", [False, True])
+def test_store_in_fp8(keys_by_token: bool, dtype: KVDtype) -> None:
+    """Of numbers that fp8 has, and of some that are too large: the interpreter does not round as GPUs do."""
+    num_tokens, heads, kv_heads, dim, block_size = 5, 3, 2, 80, 4
+    qkv = torch.randint(-8, 9, (num_tokens, (heads + 2 * kv_heads) * dim)).float()
+    qkv[1, -4:] = torch.tensor([1e6, -1e6, float("inf"), -float("inf")])
+    qkv[2, heads * dim] = 1e6
+    nothing = torch.zeros(num_tokens, dim // 2)
+    positions, slots = torch.arange(num_tokens), torch.tensor([5, 18, 7, 4, 9])
+    caches = [nan_cache(5, block_size, kv_heads, dim, dtype, keys_by_token) for _ in range(2)]
+    for module, cache in zip((rotate, rotate_ref), caches, strict=True):
+        module.rotate_and_store(qkv, positions, nothing.cos(), nothing, slots, cache)
+    actual, expected = (stored(cache, list(range(5 * block_size))) for cache in caches)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True)
+    largest = {"fp8_e4m3": 448.0, "fp8_e5m2": 57344.0}[dtype]
+    assert actual[1, 18, -1, -4:].tolist() == [largest, -largest, largest, -largest]

@@ -14,6 +14,7 @@ KERNELS = {
     "activation.triton": "_gated",
     "attention.triton": "_attend _merge",
     "embedding.triton": "_decode_rows",
+    "fp8_matmul.triton": "_multiply",
     "norm.triton": "_rms_norm",
     "penalties.triton": "_apply",
     "quant_matmul.triton": "_multiply",

@@ -14,13 +14,16 @@
 A request's queries are its last tokens: query i of n stands at position seq_len - n + i and sees the keys at
 that position and before. The new keys and values are in the cache already. Table entries of blocks that lie
 wholly before the window may be 0. Arithmetic is in float32, and a request's result does not depend on
-the other requests of the batch.
+the other requests of the batch, save for flash-attn's.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
+from fathom.errors import ConfigError
 from fathom.kernels.choice import implementation
 from fathom.kernels.kv_cache import KVCache
 
@@ -39,3 +42,27 @@ def paged_attention(
     return implementation(__name__, query).paged_attention(
         query, cache, block_table, query_start_loc, seq_lens, scale, window, softcap
     )
+
+
+AttentionKernel = Callable[..., torch.Tensor]
+"""`paged_attention`, or another function with its parameters."""
+
+
+def attention_kernel(backend: str) -> AttentionKernel:
+    """The kernel that a resolved `attention_backend` names.
+
+    Raises:
+        ConfigError: flash-attn is installed, but not for this torch.
+    """
+    if backend != "FLASH_ATTN":
+        return paged_attention
+    try:
+        from fathom.kernels.attention import flash
+    except ImportError as error:
+        raise ConfigError(
+            f"attention_backend={backend}, but flash-attn cannot be imported: {error}.",
+            parameter="attention_backend",
+            value=backend,
+            hint="Install a build of flash-attn for this torch, or use attention_backend=TRITON_ATTN.",
+        ) from error
+    return flash.paged_attention

@@ -75,6 +75,8 @@ def paged_attention(
         HEAD_DIM=head_dim,
         DIM=power_of_two(head_dim),
         PAGE=cache.block_size,
+        KEY_DIM=cache.keys.stride(2),
+        KEY_TOKEN=cache.keys.stride(3),
         ROWS=rows,
         QUERIES=queries_per_tile,
         KEYS=tile_keys,
@@ -156,6 +158,8 @@ def _attend(
     HEAD_DIM: tl.constexpr,
     DIM: tl.constexpr,
     PAGE: tl.constexpr,
+    KEY_DIM: tl.constexpr,
+    KEY_TOKEN: tl.constexpr,
     ROWS: tl.constexpr,
     QUERIES: tl.constexpr,
     KEYS: tl.constexpr,
@@ -200,7 +204,7 @@ def _attend(
         block = tl.load(block_table + request * table_stride + key // PAGE, mask=is_key, other=0).to(tl.int64)
         page = block * page_stride + kv_head * (HEAD_DIM * PAGE)
         k = tl.load(
-            keys + page[None, :] + dims[:, None] * PAGE + (key % PAGE)[None, :],
+            keys + page[None, :] + dims[:, None] * KEY_DIM + (key % PAGE)[None, :] * KEY_TOKEN,
             mask=is_key[None, :] & (dims < HEAD_DIM)[:, None],
             other=0.0,
         )

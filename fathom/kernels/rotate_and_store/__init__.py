@@ -12,8 +12,8 @@
 
 Queries and keys are normalised if the family does, then rotated by their positions: dimension i is paired with
 i + head_dim / 2, as in Hugging Face checkpoints. Keys and values go to their slots, rounded to the cache's format
-(to the nearest; what is too large for 16 bits becomes the largest number there is). In int8 a token's head has a
-scale of its own, its largest number / 127.
+(to the nearest; what is too large for 16 or 8 bits becomes the largest number there is: 448 in fp8_e4m3, 57,344 in
+fp8_e5m2). In int8 a token's head has a scale of its own, its largest number / 127.
 
 Slots of one step are distinct, save for those in block 0, the null block, whose content nobody reads.
 """

@@ -45,7 +45,7 @@ def store(key: torch.Tensor, value: torch.Tensor, slot_mapping: torch.Tensor, ca
     offset = slot_mapping % cache.block_size
     for side, (new, pages) in enumerate(((key, cache.keys.transpose(2, 3)), (value, cache.values))):
         if cache.scales is None:
-            if pages.itemsize == 2:
+            if pages.itemsize < 4:
                 largest = torch.finfo(pages.dtype).max
                 new = new.float().clamp(-largest, largest)
             pages[block, :, offset] = new.to(pages.dtype)

@@ -49,6 +49,8 @@ def rotate_and_store(
         HALF=head_dim // 2,
         TILE=power_of_two(head_dim // 2),
         PAGE=cache.block_size,
+        KEY_DIM=cache.keys.stride(2),
+        KEY_TOKEN=cache.keys.stride(3),
         SCALED=cache.scales is not None,
         NORMS_QUERY=query_norm is not None,
         NORMS_KEY=key_norm is not None,
@@ -57,10 +59,10 @@ def rotate_and_store(
 
 
 def _largest(cache: KVCache) -> float:
-    """What larger numbers become in 16 bits; the number that an int8 head's largest becomes."""
+    """What larger numbers become in 16 and 8 bits; the number that an int8 head's largest becomes."""
     if cache.scales is not None:
         return 127.0
-    return torch.finfo(cache.keys.dtype).max if cache.keys.itemsize == 2 else float("inf")
+    return torch.finfo(cache.keys.dtype).max if cache.keys.itemsize < 4 else float("inf")
 
 
 @triton.jit
@@ -106,6 +108,8 @@ def _rotate_and_store(
     HALF: tl.constexpr,
     TILE: tl.constexpr,
     PAGE: tl.constexpr,
+    KEY_DIM: tl.constexpr,
+    KEY_TOKEN: tl.constexpr,
     SCALED: tl.constexpr,
     NORMS_QUERY: tl.constexpr,
     NORMS_KEY: tl.constexpr,
@@ -155,6 +159,6 @@ def _rotate_and_store(
         tl.store(place, first.to(number), mask=inside)
         tl.store(place + HALF, second.to(number), mask=inside)
     else:
-        place = keys + page + half * PAGE + offset
+        place = keys + page + half * KEY_DIM + offset * KEY_TOKEN
         tl.store(place, first.to(number), mask=inside)
-        tl.store(place + HALF * PAGE, second.to(number), mask=inside)
+        tl.store(place + HALF * KEY_DIM, second.to(number), mask=inside)
