@@ -148,7 +148,7 @@ def _reasons_of_response(answer: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _reasons_of_message(answer: dict[str, Any]) -> tuple[str, ...]:
-    return ("length" if answer["stop_reason"] == "max_tokens" else "stop",)
+    return ("length" if answer["stop_reason"] in ("max_tokens", "model_context_window_exceeded") else "stop",)
 
 
 _READ_REASONS: dict[str, Callable[[dict[str, Any]], tuple[str, ...]]] = {

@@ -166,7 +166,7 @@ def fuse(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
         monkeypatch.setattr(owner, attribute, faulty)
 
-    patch(attention, "paged_attention", "attention")
+    patch(attention, "rotate_and_store", "attention")
     patch(Sampler, "forward", "sampler")
     return left
 

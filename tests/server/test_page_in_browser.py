@@ -130,7 +130,7 @@ def test_the_conversation_goes_on_with_the_system_prompt(page: Any, smollm2: Ser
 
 
 def test_stop_ends_the_request_in_the_engine(page: Any, smollm2: Server) -> None:
-    ask(page, "Count from one to ten thousand.", temperature="1", max_tokens="4000", seed="1")
+    ask(page, temperature="2", max_tokens="4000", seed="1")  # words at random have no end
     until(page, "document.querySelector('.assistant .text')?.textContent.length > 20")
     assert page.is_hidden("#send")
     page.click("#stop")
