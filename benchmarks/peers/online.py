@@ -32,6 +32,7 @@ from benchmarks.peers.environments import ContenderError
 from benchmarks.peers.fathom import Fathom
 from benchmarks.peers.llama_cpp import LlamaCpp
 from benchmarks.peers.online_results import OFFLINE, OVERHEAD, OnlineRecord, OnlineResults, markdown
+from benchmarks.peers.plain_client import ask_all
 from benchmarks.peers.ratios import OURS
 from benchmarks.peers.report import with_table
 from benchmarks.peers.results import REPOSITORY, default_run
@@ -120,11 +121,14 @@ class OnlineRace:
         self.close()
 
     def overhead(self, work: Work, url: str) -> None:
-        """Fathom's server at `url` and the engine behind LLM, all requests at once."""
+        """Fathom's server at `url`, streaming, and the engine behind LLM, all requests at once."""
         offline = Fathom().open(self._model, OUR_FORMAT, self._threads, self._logs / "fathom.log")
         try:
             turns: dict[Who, Measure] = {
-                (OURS, OUR_FORMAT): ask(url, str(self._model), work, None),
+                (OURS, OUR_FORMAT): lambda number: (
+                    uvloop.run(ask_all(url, str(self._model), work.prompts(number))),
+                    [],
+                ),
                 (OFFLINE, OUR_FORMAT): lambda number: (offline.measure(work, number), []),
             }
             for (name, format_name), measure in turns.items():
@@ -175,7 +179,7 @@ class OnlineRace:
         return next((name for name in found if name is not None), None)
 
 
-def ask(url: str, model: str, work: Work, concurrency: int | None) -> Measure:
+def ask(url: str, model: str, work: Work, concurrency: int) -> Measure:
     """What measures a server: the work's requests of a round, at most so many under way; all must succeed."""
 
     async def load(number: int) -> tuple[float, list[Answer]]:
