@@ -45,7 +45,7 @@ if [ ! -e "$here/root/done" ]; then
   pip download -q --no-deps --only-binary=:all: --python-version "$version" --platform manylinux_2_28_aarch64 \
     --platform manylinux_2_27_aarch64 --platform manylinux_2_17_aarch64 --platform manylinux2014_aarch64 \
     -d "$here/wheels" torch==2.9.1 numpy msgspec psutil sympy mpmath networkx filelock fsspec jinja2 markupsafe \
-    typing_extensions pytest pytest-timeout pluggy iniconfig packaging pygments hypothesis sortedcontainers
+    typing_extensions tokenizers pyzmq setproctitle tqdm pytest pytest-timeout pluggy iniconfig packaging pygments hypothesis sortedcontainers
   for wheel in "$here"/wheels/*.whl; do python -m zipfile -e "$wheel" "$here/site"; done
   touch "$here/root/done"
 fi

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from fathom.core.blocks_ahead import BlocksAhead
 from fathom.core.control import ControlOperations
 from fathom.core.kv_cache.groups import blocks_per_sequence, longest_sequence, make_kv_cache_config
 from fathom.core.scheduler.pace import step_size_for
@@ -93,6 +94,9 @@ class EngineCore:
             phases.mark("capture graphs")
         step_size = self._size_step(setup, phases)
         self.scheduler = Scheduler(setup.config, kv_cache_config, max_model_len, step_size)
+        self.blocks_ahead = BlocksAhead(
+            self.executor.provide_blocks, self.scheduler.kv_cache.pool, kv_cache_config.bytes_per_block
+        )
         self._control = ControlOperations(self.scheduler, self.executor)
         self._refused: list[EngineCoreOutput] = []
         stages = setup.config.parallel.pipeline_parallel_size

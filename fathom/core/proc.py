@@ -48,6 +48,7 @@ from fathom.wire.sockets import (
 
 logger = logging.getLogger(__name__)
 _PARENT_CHECK_S = 0.5
+_QUIET_MS = 20
 
 
 class EngineCoreProc:
@@ -104,9 +105,14 @@ class EngineCoreProc:
             send(self._output, self._encoder.encode(message))
 
     def _wait_for_message(self) -> None:
-        """Sleep until there is one; a worker that ends meanwhile is noticed, and raises."""
-        while self._sockets.isdisjoint(dict(self._poller.poll())):
+        """Sleep until there is one; a worker that ends meanwhile is noticed, and raises.
+
+        Once it has been quiet for a moment, and for as long as it is, memory is made ready for what comes.
+        """
+        timeout_ms: int | None = _QUIET_MS
+        while self._sockets.isdisjoint(dict(self._poller.poll(timeout_ms))):
             self._core.executor.check()
+            timeout_ms = 0 if self._core.blocks_ahead.provide_some() else None
 
     def _take_messages(self) -> None:
         """Handle every message that is there."""

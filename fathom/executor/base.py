@@ -64,6 +64,10 @@ class Executor(ABC):
         """Capture the steps that are to be CUDA graphs; whether there are any."""
         return any(self.collective_rpc("capture_model"))
 
+    def provide_blocks(self, first: int, end: int) -> bool:
+        """Have memory for these KV blocks before they are first used; whether any worker has a use for that."""
+        return any(self.collective_rpc("provide_blocks", [first, end]))
+
     def time_prefill(self) -> PrefillTimes:
         """What a prompt's tokens cost, on the slowest worker."""
         times: list[PrefillTimes] = self.collective_rpc("time_prefill")

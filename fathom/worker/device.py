@@ -21,6 +21,7 @@ from fathom.hardware import detect_hardware, parse_cores
 from fathom.kernels import native
 from fathom.worker.graph_capture import GraphCapture, TorchGraphCapture
 from fathom.worker.memory import GIB, MemoryUse
+from fathom.worker.pages import provide_pages
 
 logger = logging.getLogger(__name__)
 
@@ -101,6 +102,10 @@ class Device(ABC):
         """[num_blocks, block_bytes] uint8 for a KV cache, of zeros."""
         return torch.zeros(num_blocks, block_bytes, dtype=torch.uint8, device=self.torch_device)
 
+    def provide(self, blocks: torch.Tensor) -> bool:
+        """Have memory for some of the `empty_blocks` before they are first used; whether that is of any use."""
+        return False
+
 
 class CPUDevice(Device):
     """The CPU, with as many threads as the config says.
@@ -165,6 +170,9 @@ class CPUDevice(Device):
         pages = torch.frombuffer(memory, dtype=torch.uint8)
         start = -pages.data_ptr() % HUGE_PAGE_BYTES
         return pages[start : start + size].view(num_blocks, block_bytes)
+
+    def provide(self, blocks: torch.Tensor) -> bool:
+        return provide_pages(blocks.data_ptr(), blocks.nbytes)
 
 
 class CUDADevice(Device):

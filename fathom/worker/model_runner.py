@@ -112,7 +112,9 @@ class ModelRunner:
         self._step_rows = [make_step_rows(self.batch.arrays, step, self.block_size) for step in self.buffers.steps]
         self._scheduled = ScheduledRows({}, [], 0)
         self.prompt_logprobs = PromptLogprobs(model, device, logprobs_mode)
-        self.kv_caches, self.group_of_layer = _allocate_kv_caches(kv_specs[0], device, kv_cache)
+        page_bytes = kv_specs[0].page_bytes(kv_cache.block_size)
+        self.kv_blocks = device.empty_blocks(kv_cache.num_blocks, kv_cache.layers_per_group * page_bytes)
+        self.kv_caches, self.group_of_layer = _kv_caches(self.kv_blocks, kv_specs[0], device, kv_cache)
         self.graphs: CUDAGraphs | None = None
         self._replay: Replay = RecordedSteps(model, max_num_seqs) if use_graphs else NoReplay()
         if buckets is not None:
@@ -250,16 +252,16 @@ class ModelRunner:
         )
 
 
-def _allocate_kv_caches(spec: LayerKVSpec, device: Device, config: KVCacheConfig) -> tuple[list[KVCache], list[int]]:
+def _kv_caches(
+    blocks: torch.Tensor, spec: LayerKVSpec, device: Device, config: KVCacheConfig
+) -> tuple[list[KVCache], list[int]]:
     """Per layer its cache, and the index of its group. All layers store the same, but for their windows.
 
     The i-th layers of all groups share their pages, since no block belongs to two groups at once.
     """
-    page_bytes = spec.page_bytes(config.block_size)
-    blocks = device.empty_blocks(config.num_blocks, config.layers_per_group * page_bytes)
     caches = [
         KVCache.of_pages(layer, spec, config.block_size, device.keys_by_token)
-        for layer in blocks.split(page_bytes, dim=1)
+        for layer in blocks.split(spec.page_bytes(config.block_size), dim=1)
     ]
     place = {
         layer: (index, group_index)

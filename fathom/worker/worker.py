@@ -140,6 +140,10 @@ class Worker:
         assert self._config.scheduler.max_num_batched_tokens is not None
         run_dummy_batch(self._ready_runner(), 1, min(8, self._config.scheduler.max_num_batched_tokens))
 
+    def provide_blocks(self, first: int, end: int) -> bool:
+        """Have memory for these KV blocks before they are first used; whether the device has any use for that."""
+        return self.device.provide(self._ready_runner().kv_blocks[first:end])
+
     def time_prefill(self) -> PrefillTimes:
         """What a prompt's tokens cost, measured now."""
         assert self._config.scheduler.max_num_batched_tokens is not None

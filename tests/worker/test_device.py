@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -44,3 +47,17 @@ def test_threads_are_bound_to_the_cores_that_are_named() -> None:
         assert os.sched_getaffinity(0) == {first, last}
     finally:
         os.sched_setaffinity(0, before)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="others do not tell what is in memory")
+def test_blocks_take_memory_when_it_is_provided_and_are_still_zeros() -> None:
+    device = CPUDevice(EngineConfig.from_options(weights="packed"))
+    blocks = device.empty_blocks(64, 2**20)
+    if not device.provide(blocks[8:16]):
+        pytest.skip("this system cannot")
+    pages = 2**20 // mmap.PAGESIZE
+    in_memory = (ctypes.c_ubyte * (64 * pages))()
+    assert ctypes.CDLL(None).mincore(ctypes.c_void_p(blocks.data_ptr()), ctypes.c_size_t(blocks.nbytes), in_memory) == 0
+    per_block = [sum(in_memory[block * pages : (block + 1) * pages]) for block in range(64)]
+    assert per_block == [0] * 8 + [pages] * 8 + [0] * 48
+    assert not blocks[8:16].any()

@@ -31,6 +31,8 @@ class BlockPool:
         self._newly_registered: list[int] = []
         self.num_free_cached = 0
         """Blocks in the free queue that still hold a prefix."""
+        self.num_ever_used = 1
+        """Blocks up to the last one that was ever handed out: those behind it have not been written to."""
 
     @property
     def num_free(self) -> int:
@@ -67,6 +69,7 @@ class BlockPool:
             self._forget(block)
             self._ref_counts[block] = 1
             blocks.append(block)
+        self.num_ever_used = max(self.num_ever_used, max(blocks, default=0) + 1)
         return blocks
 
     def register(self, group: int, block: int, block_hash: bytes) -> None:
