@@ -17,8 +17,14 @@ _HOMES = {
     "LLMEngine": "fathom.frontend.engine",
     "AsyncLLM": "fathom.frontend.async_engine",
     "EngineConfig": "fathom.config",
+    "EngineArgs": "fathom.compat.engine_args",
+    "AsyncEngineArgs": "fathom.compat.engine_args",
     "SamplingParams": "fathom.params",
     "RequestOutputKind": "fathom.params",
+    "BeamSearchParams": "fathom.entrypoints.beam_search",
+    "TextPrompt": "fathom.inputs",
+    "TokensPrompt": "fathom.inputs",
+    "Prompt": "fathom.inputs",
     "RequestOutput": "fathom.outputs",
     "CompletionOutput": "fathom.outputs",
     "Logprob": "fathom.outputs",
@@ -27,17 +33,28 @@ _HOMES = {
     "BatchUpdate": "fathom.worker.sample.interface",
     "MoveDirectionality": "fathom.worker.sample.interface",
 }
+_OTHER_NAMES = {"AsyncLLMEngine": "AsyncLLM", "PromptType": "Prompt"}
+"""vLLM's names."""
 
 __all__ = [
     "__version__",
     *_HOMES,
+    *_OTHER_NAMES,
 ]
 
 if TYPE_CHECKING:
+    from fathom.compat.engine_args import AsyncEngineArgs as AsyncEngineArgs
+    from fathom.compat.engine_args import EngineArgs as EngineArgs
     from fathom.config import EngineConfig as EngineConfig
+    from fathom.entrypoints.beam_search import BeamSearchParams as BeamSearchParams
     from fathom.entrypoints.llm import LLM as LLM
     from fathom.frontend.async_engine import AsyncLLM as AsyncLLM
+    from fathom.frontend.async_engine import AsyncLLM as AsyncLLMEngine  # noqa: F401
     from fathom.frontend.engine import LLMEngine as LLMEngine
+    from fathom.inputs import Prompt as Prompt
+    from fathom.inputs import Prompt as PromptType  # noqa: F401
+    from fathom.inputs import TextPrompt as TextPrompt
+    from fathom.inputs import TokensPrompt as TokensPrompt
     from fathom.outputs import CompletionOutput as CompletionOutput
     from fathom.outputs import Logprob as Logprob
     from fathom.outputs import RequestOutput as RequestOutput
@@ -46,10 +63,11 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
+    own_name = _OTHER_NAMES.get(name, name)
+    home = _HOMES.get(own_name)
     if home is None:
         raise AttributeError(f"module 'fathom' has no attribute {name!r}")
-    value = getattr(importlib.import_module(home), name)
+    value = getattr(importlib.import_module(home), own_name)
     globals()[name] = value
     return value
 

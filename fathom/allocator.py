@@ -1,4 +1,7 @@
-"""The C heap: what is freed is kept from one step to the next, and given back to the system now and then.
+"""The heaps of a process that serves, C's and Python's.
+
+C's: what is freed is kept from one step to the next, and given back to the system now and then. Python's: cycles are
+looked for in what is new only.
 
 Bodies, answers and batches of all sizes are allocated and freed beside what stays, so that the heap is full of holes
 after a while. glibc keeps every page of them: a process is then as large as all that it ever held at once, and creeps
@@ -34,6 +37,11 @@ def keep_freed_memory() -> None:
         mallopt(trim_threshold, LARGEST_KEPT_BYTES)
 
 
+def spare_what_the_start_made() -> None:
+    """Have Python's collector of cycles never look through what there is now, which stays; when all is up."""
+    gc.freeze()
+
+
 def calm_garbage_collector() -> None:
     """Have Python's collector of cycles look at what is new only, and not after every 700 objects; when all is up.
 
@@ -42,7 +50,7 @@ def calm_garbage_collector() -> None:
     would cost a tenth of the scheduler's time, and 100 ms.
     """
     gc.collect()
-    gc.freeze()
+    spare_what_the_start_made()
     gc.set_threshold(YOUNG_OBJECTS)
 
 

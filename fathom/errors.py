@@ -20,7 +20,8 @@ class FathomError(Exception):
     """
 
     def __init__(self, message: str, *, parameter: str | None = None, value: Any = None, hint: str | None = None):
-        super().__init__(message if hint is None else f"{message} {hint}")
+        between = "" if message.endswith("\n") else " "
+        super().__init__(message if hint is None else f"{message}{between}{hint}")
         self.message = message
         self.parameter = parameter
         self.value = value

@@ -138,6 +138,11 @@ class RequestMetrics:
     num_generation_tokens: int = 0
     num_preemptions: int = 0
 
+    @property
+    def first_token_latency(self) -> float:
+        """Seconds from arrival to the first token."""
+        return self.first_token_time - self.arrival_time if self.first_token_time else 0.0
+
     def copy(self) -> RequestMetrics:
         """What is known now, unaffected by what happens later."""
         return RequestMetrics(

@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from fathom.compat.sampling_fields import drop_neutral_fields
 from fathom.errors import ValidationError
 
 logger = logging.getLogger(__name__)
@@ -38,7 +39,21 @@ class RequestOutputKind(IntEnum):
     FINAL_ONLY = 2
 
 
-class SamplingParams(msgspec.Struct, omit_defaults=True):
+class _WithFieldsOfVllm(msgspec.StructMeta):
+    """Answers for fields that the struct lacks, which scripts for vLLM may set."""
+
+    def __call__(cls, *args: Any, **fields: Any) -> Any:
+        """A SamplingParams; what vLLM can and Fathom cannot is refused by name."""
+        try:
+            return super().__call__(*args, **fields)
+        except TypeError:
+            ours = drop_neutral_fields(fields, cls.__struct_fields__)
+            if len(ours) == len(fields):
+                raise
+        return super().__call__(*args, **ours)
+
+
+class SamplingParams(msgspec.Struct, metaclass=_WithFieldsOfVllm, omit_defaults=True):
     """Sampling parameters of one request.
 
     Args:

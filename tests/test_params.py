@@ -53,9 +53,33 @@ def test_a_positional_argument_is_n() -> None:
     assert SamplingParams(3).n == 3
 
 
-def test_an_unknown_field_is_a_type_error_that_names_it() -> None:
-    with pytest.raises(TypeError, match="best_of"):
-        SamplingParams(best_of=2)
+def test_an_unknown_field_is_a_type_error_with_the_nearest_one() -> None:
+    with pytest.raises(TypeError, match="unknown sampling parameter 'temprature'; did you mean 'temperature'"):
+        SamplingParams(temprature=1)
+    with pytest.raises(ValidationError, match="n must be an integer"):
+        SamplingParams(n="a", best_of=None)
+
+
+def test_fields_of_vllm_are_accepted_where_they_change_nothing() -> None:
+    neutral = {"best_of": None, "structured_outputs": None, "length_penalty": 1.0, "flat_logprobs": True}
+    assert SamplingParams(max_tokens=3, **neutral) == SamplingParams(max_tokens=3)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "way_out"),
+    [
+        ("best_of", 2, "Ask for n answers"),
+        ("structured_outputs", {"choice": ["a"]}, "no structured output yet"),
+        ("guided_decoding", {"choice": ["a"]}, "no structured output yet"),
+        ("use_beam_search", True, "Use LLM.beam_search"),
+        ("logits_processors", [print], r"LLM\(logits_processors="),
+        ("truncate_prompt_tokens", 5, "Cut the prompt yourself"),
+    ],
+)
+def test_what_vllm_can_and_fathom_cannot_has_a_way_out(name: str, value: Any, way_out: str) -> None:
+    with pytest.raises(ValidationError, match=f"{name}=.* is not supported. .*{way_out}") as caught:
+        SamplingParams(**{name: value})
+    assert (caught.value.parameter, caught.value.value) == (name, value)
 
 
 REFUSED: list[tuple[str, Any, str]] = [

@@ -37,6 +37,19 @@ class AsyncMPClient(AsyncLinkClient):
         self._watch()
         return ready
 
+    def start_blocking(self, setup: EngineSetup, timeout_s: float) -> None:
+        """`start` for who cannot await: nothing else of the loop runs meanwhile."""
+        self._engine.set_deadline(timeout_s)
+        self._engine.wait_boot_message()
+        self._engine.start(setup)
+
+    def wait_ready_blocking(self) -> EngineReady:
+        """`wait_ready` for who cannot await."""
+        ready = self._engine.wait_boot_message()
+        assert isinstance(ready, EngineReady)
+        self._watch()
+        return ready
+
     def _send(self, message: Any) -> None:
         try:
             super()._send(message)

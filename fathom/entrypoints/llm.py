@@ -4,27 +4,37 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict
 from itertools import count
-from numbers import Integral
 from os import PathLike
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
-from tqdm import tqdm
 
+from fathom.compat.arguments import refuse_if_given
+from fathom.compat.methods import absent_method
+from fathom.compat.options import check_vllm_options
 from fathom.config import DEFAULT_MODEL, EngineConfig
-from fathom.entrypoints.compat import check_vllm_options
 from fathom.entrypoints.processor_names import processor_names
-from fathom.errors import ValidationError
+from fathom.entrypoints.progress import Progress, ProgressBar
+from fathom.entrypoints.prompts import as_batch, as_conversations, one_for_each
+from fathom.errors import ConfigError, ValidationError
 from fathom.frontend.boot import uses_own_process
 from fathom.frontend.chat_template import render_chat
 from fathom.frontend.distinct import map_distinct
 from fathom.frontend.engine import LLMEngine
-from fathom.frontend.input_processor import Prompt
 from fathom.frontend.tokenizer.tokenizer import Tokenizer
+from fathom.inputs import Prompt
+from fathom.metrics import Metric, read_metrics
 from fathom.outputs import RequestOutput
 from fathom.params import RequestOutputKind, SamplingParams
+
+if TYPE_CHECKING:
+    from fathom.compat.engine_args import EngineArgs
+    from fathom.entrypoints.beam_search import BeamSearchOutput, BeamSearchParams
+    from fathom.frontend.metrics import PrometheusObserver
 
 logger = logging.getLogger(__name__)
 
@@ -67,9 +77,16 @@ class LLM:
         if logits_processors:
             names = processor_names(logits_processors, own_process=uses_own_process(config))
             config = config.replace(logits_processors=names)
-        self.llm_engine = LLMEngine(config)
+        self._metrics = None if disable_log_stats else _make_metrics(config)
+        self.llm_engine = LLMEngine(config, self._metrics)
         self._request_numbers = count()
+        self._enqueued: dict[str, RequestOutput | None] = {}  # not asked for yet; with the answer, if there is one
         self._lock = threading.Lock()
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs) -> LLM:
+        """An engine with these options, all as they are: the defaults are those of EngineArgs."""
+        return cls(**asdict(engine_args))
 
     # ---------------------------------------------------------------- generation
 
@@ -78,8 +95,11 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        use_tqdm: bool = True,
+        use_tqdm: ProgressBar = True,
+        lora_request: None = None,
         priority: int | Sequence[int] | None = None,
+        tokenization_kwargs: None = None,
+        mm_processor_kwargs: None = None,
     ) -> list[RequestOutput]:
         """Answer prompts; results are in the prompts' order.
 
@@ -87,8 +107,9 @@ class LLM:
             prompts: one prompt or a list. A prompt is a text, a list of token ids, or a dictionary with "prompt" or
                 "prompt_token_ids" (and "cache_salt").
             sampling_params: for all prompts, or one for each; None: the model's defaults.
-            use_tqdm: show a progress bar.
+            use_tqdm: show a progress bar; or what makes one, with tqdm's arguments.
             priority: with scheduling_policy="priority", lower goes first; for all prompts, or one for each.
+            lora_request, tokenization_kwargs, mm_processor_kwargs: vLLM's; only None is accepted.
 
         Raises:
             ValidationError: something is wrong with a prompt or parameter; nothing was started.
@@ -98,36 +119,79 @@ class LLM:
         beside the others' answers. If the call is interrupted (Ctrl-C), its requests are aborted and the engine
         stays usable.
         """
-        batch = _as_batch(prompts)
-        params = _one_for_each("sampling_params", sampling_params, len(batch))
-        priorities = _one_for_each("priority", 0 if priority is None else priority, len(batch))
-        with self._lock:
-            ids = [str(next(self._request_numbers)) for _ in batch]
-            try:
-                self.llm_engine.add_requests(ids, batch, map_distinct(self._final_only, params), priorities)
-                return self._run(ids, use_tqdm)
-            except BaseException:
-                self._abort_quietly(ids)
-                raise
+        refuse_if_given(
+            lora_request=lora_request, tokenization_kwargs=tokenization_kwargs, mm_processor_kwargs=mm_processor_kwargs
+        )
+        batch = as_batch(prompts)
+        with self._lock, self._new_requests(len(batch)) as ids:
+            self._add(ids, batch, sampling_params, priority)
+            return self._run(ids, use_tqdm)
+
+    def enqueue(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        lora_request: None = None,
+        priority: int | Sequence[int] | None = None,
+    ) -> list[str]:
+        """Hand prompts to the engine, and return at once; `wait_for_completion` has the answers.
+
+        Returns:
+            the requests' ids, in the prompts' order.
+        """
+        refuse_if_given(lora_request=lora_request)
+        batch = as_batch(prompts)
+        with self._lock, self._new_requests(len(batch)) as ids:
+            self._add(ids, batch, sampling_params, priority)
+            self._enqueued |= dict.fromkeys(ids)
+            return ids
+
+    def wait_for_completion(self, *, use_tqdm: ProgressBar = True) -> list[RequestOutput]:
+        """The answers to all that was enqueued since the last time, in its order."""
+        with self._lock, self._aborted_on_error(list(self._enqueued)) as ids:
+            return self._run(ids, use_tqdm)
+
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams,
+        lora_request: None = None,
+        use_tqdm: ProgressBar = False,
+        concurrency_limit: None = None,
+    ) -> list[BeamSearchOutput]:
+        """For each prompt the `params.beam_width` likeliest answers that a search finds, the best first.
+
+        Raises:
+            ValidationError: something is wrong with a prompt or parameter.
+        """
+        from fathom.entrypoints.beam_search import search_beams
+
+        refuse_if_given(lora_request=lora_request, concurrency_limit=concurrency_limit)
+        return search_beams(self, as_batch(prompts), params, use_tqdm)
 
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        use_tqdm: bool = True,
-        *,
+        use_tqdm: ProgressBar = True,
+        lora_request: None = None,
+        priority: int | Sequence[int] | None = None,
         chat_template: str | None = None,
+        chat_template_content_format: Literal["auto", "string", "openai"] = "auto",
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
-        priority: int | Sequence[int] | None = None,
+        tokenization_kwargs: None = None,
+        mm_processor_kwargs: None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation, or several, through the model's chat template.
 
         Args:
             messages: a list of {"role": ..., "content": ...}, or a list of such lists.
             chat_template: a Jinja template instead of the model's own.
+            chat_template_content_format: contents get the shape that the template needs, whatever this says.
             add_generation_prompt: end the prompt with the start of the assistant's turn.
             continue_final_message: let the answer go on from the last message instead.
             tools: tool descriptions for the template.
@@ -140,7 +204,7 @@ class LLM:
         if tokenizer is None:
             raise ValidationError("chat needs a tokenizer, and this model has none.", parameter="messages")
         prompts = []
-        for conversation in _as_conversations(messages):
+        for conversation in as_conversations(messages):
             text = render_chat(
                 tokenizer,
                 conversation,
@@ -152,7 +216,15 @@ class LLM:
             )
             # The template wrote the special tokens; the tokenizer must not add them again.
             prompts.append({"prompt": text, "prompt_token_ids": tokenizer.encode(text, add_special_tokens=False)})
-        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, priority=priority)
+        return self.generate(
+            prompts,
+            sampling_params,
+            use_tqdm=use_tqdm,
+            lora_request=lora_request,
+            priority=priority,
+            tokenization_kwargs=tokenization_kwargs,
+            mm_processor_kwargs=mm_processor_kwargs,
+        )
 
     # ---------------------------------------------------------------- control
 
@@ -171,6 +243,25 @@ class LLM:
         """The scheduler's numbers: requests running and waiting, KV cache in use, prefix hits, preemptions."""
         return self.llm_engine.get_stats()
 
+    def get_metrics(self) -> list[Metric]:
+        """The metrics of `fathom serve` as they are now, each a Counter, Gauge or Histogram of `fathom.metrics`.
+
+        Raises:
+            ConfigError: the engine was made without disable_log_stats=False.
+        """
+        if self._metrics is None:
+            raise ConfigError(
+                "this LLM counts nothing.",
+                parameter="disable_log_stats",
+                value=True,
+                hint="Make it with disable_log_stats=False.",
+            )
+        return read_metrics(self._metrics.collect())
+
+    def get_world_size(self) -> int:
+        """The number of workers."""
+        return self.llm_engine.config.parallel.num_workers
+
     def start_profile(self, folder: str = "fathom-profile") -> None:
         """Record every step with torch's profiler until `stop_profile`."""
         self.llm_engine.start_profile(folder)
@@ -179,13 +270,38 @@ class LLM:
         """Write the trace; returns its files."""
         return list(self.llm_engine.stop_profile())
 
-    def collective_rpc(self, method: str, args: tuple[Any, ...] = ()) -> list[Any]:
-        """Call a worker's method by name on every worker."""
-        return list(self.llm_engine.collective_rpc(method, args))
+    def collective_rpc(
+        self,
+        method: str,
+        timeout: None = None,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> list[Any]:
+        """Call a worker's method by name, with plain data, on every worker; their results, in order of rank.
+
+        Raises:
+            ValidationError: no worker has such a method; or a timeout, kwargs or a function, as vLLM takes.
+        """
+        refuse_if_given(timeout=timeout, kwargs=kwargs or None)
+        if not isinstance(method, str):
+            raise ValidationError(
+                "a function cannot be sent to the workers.",
+                parameter="method",
+                value=method,
+                hint="Name one of the methods of fathom.worker.worker.Worker.",
+            )
+        return list(self.llm_engine.collective_rpc(method, tuple(args)))
 
     def shutdown(self) -> None:
         """Stop the engine. May be called twice; happens by itself when the script ends."""
         self.llm_engine.shutdown()
+
+    def __repr__(self) -> str:
+        shape = self.llm_engine.model_config
+        return f"LLM({self.llm_engine.config.model.model!r}: {shape.architecture}, {shape.num_layers} layers)"
+
+    def __getattr__(self, name: str) -> Any:
+        raise absent_method("LLM", name)
 
     def __enter__(self) -> LLM:
         return self
@@ -195,11 +311,30 @@ class LLM:
 
     # ---------------------------------------------------------------- the loop
 
-    def _run(self, request_ids: list[str], use_tqdm: bool) -> list[RequestOutput]:
+    @contextmanager
+    def _aborted_on_error(self, request_ids: list[str]) -> Iterator[list[str]]:
+        """Whatever goes wrong within, Ctrl-C too, is the end of these requests."""
+        try:
+            yield request_ids
+        except BaseException:
+            self._abort_quietly(request_ids)
+            raise
+
+    def _new_requests(self, number: int) -> AbstractContextManager[list[str]]:
+        return self._aborted_on_error([str(next(self._request_numbers)) for _ in range(number)])
+
+    def _add(self, request_ids: list[str], batch: list[Prompt], sampling_params: Any, priority: Any) -> None:
+        """Queue prompts, all or none."""
+        params = one_for_each("sampling_params", sampling_params, len(batch))
+        priorities = one_for_each("priority", 0 if priority is None else priority, len(batch))
+        self.llm_engine.add_requests(request_ids, batch, map_distinct(self._final_only, params), priorities)
+
+    def _run(self, request_ids: list[str], use_tqdm: ProgressBar) -> list[RequestOutput]:
         """Step until all of these requests are finished."""
-        finished: dict[str, RequestOutput] = {}
-        unfinished = set(request_ids)
-        progress = _Progress(len(request_ids), use_tqdm)
+        early = {name: self._enqueued.pop(name, None) for name in request_ids}
+        finished = {name: output for name, output in early.items() if output is not None}
+        unfinished = set(request_ids) - finished.keys()
+        progress = Progress(len(request_ids), use_tqdm)
         try:
             while unfinished:
                 for output in self.llm_engine.step():
@@ -207,6 +342,8 @@ class LLM:
                         unfinished.remove(output.request_id)
                         finished[output.request_id] = output
                         progress.add(output)
+                    elif output.request_id in self._enqueued:
+                        self._enqueued[output.request_id] = output
         finally:
             progress.close()
         failed = [output for output in finished.values() if any(answer.error for answer in output.outputs)]
@@ -228,58 +365,7 @@ class LLM:
             logger.debug("abort after an error failed too", exc_info=True)
 
 
-class _Progress:
-    """A bar of finished requests with tokens a second."""
+def _make_metrics(config: EngineConfig) -> PrometheusObserver:
+    from fathom.frontend.metrics import PrometheusObserver  # takes a while to import
 
-    def __init__(self, total: int, enabled: bool) -> None:
-        self._bar = tqdm(total=total, desc="Generating", unit="req", dynamic_ncols=True, disable=not enabled)
-        self._num_in = 0
-        self._num_out = 0
-
-    def add(self, output: RequestOutput) -> None:
-        self._num_in += len(output.prompt_token_ids)
-        self._num_out += sum(len(answer.token_ids) for answer in output.outputs)
-        elapsed = self._bar.format_dict["elapsed"]
-        if elapsed:
-            self._bar.set_postfix_str(
-                f"in {self._num_in / elapsed:.0f} tok/s, out {self._num_out / elapsed:.0f} tok/s",
-                refresh=False,
-            )
-        self._bar.update()
-
-    def close(self) -> None:
-        self._bar.close()
-
-
-def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or many: a text, a dictionary and a list of integers are one."""
-    if isinstance(prompts, (str, Mapping)):
-        return [prompts]
-    given: Any = prompts.tolist() if hasattr(prompts, "tolist") else prompts  # an array or a tensor
-    if isinstance(given, (bytes, bytearray)) or not isinstance(given, Iterable):
-        raise ValidationError(
-            f"prompts must be a text, token ids, a dictionary or a list of these, got {type(prompts).__name__}.",
-            parameter="prompts",
-            value=prompts,
-        )
-    batch = list(given)
-    return [batch] if batch and all(isinstance(item, Integral) for item in batch) else batch
-
-
-def _as_conversations(messages: Any) -> Sequence[Any]:
-    """One conversation or many: a list of lists is many."""
-    many = isinstance(messages, Sequence) and len(messages) > 0 and isinstance(messages[0], (list, tuple))
-    return messages if many else [messages]
-
-
-def _one_for_each(name: str, value: Any, length: int) -> list[Any]:
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        if len(value) != length:
-            raise ValidationError(
-                f"{name} has {len(value)} entries for {length} prompts.",
-                parameter=name,
-                value=len(value),
-                hint="Give one for all, or one for each.",
-            )
-        return list(value)
-    return [value] * length
+    return PrometheusObserver(config.model.model)

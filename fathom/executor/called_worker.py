@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import msgspec
 
+from fathom.allocator import spare_what_the_start_made
 from fathom.config import EngineConfig
 from fathom.dist.place import Place
 from fathom.dist.shares import even_cut
@@ -77,7 +77,7 @@ class CalledWorker:
             load_general_plugins()
             own = own_config(call.setup.config, self._place)
             self._worker = self._start(msgspec.structs.replace(call.setup, config=own))
-            gc.freeze()  # what the start has made stays, and needs no looking through
+            spare_what_the_start_made()
             return None
         if isinstance(call, ExecuteModel):
             return self._worker.execute_model(call.step)

@@ -6,25 +6,31 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator
-from typing import Any
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from fathom.client.async_mp import AsyncMPClient
 from fathom.client.base import AsyncEngineCoreClient
 from fathom.client.launch import EngineProcess
+from fathom.compat.arguments import refuse_if_given
 from fathom.config import EngineConfig
 from fathom.errors import ConfigError, EngineDeadError, RequestFailedError
 from fathom.frontend import boot
 from fathom.frontend.add_message import build_add_message
 from fathom.frontend.control import ControlMixin
-from fathom.frontend.input_processor import ProcessedRequest, Prompt
+from fathom.frontend.input_processor import ProcessedRequest
 from fathom.frontend.output_collector import OutputCollector
 from fathom.frontend.output_processor import OutputProcessor
 from fathom.frontend.stats import EngineObserver, StatsLogger
+from fathom.frontend.tokenizer.tokenizer import Tokenizer
+from fathom.inputs import Prompt
 from fathom.log import setup_logging
 from fathom.outputs import RequestOutput
 from fathom.params import SamplingParams
 from fathom.wire.messages import EngineReady
+
+if TYPE_CHECKING:
+    from fathom.compat.engine_args import EngineArgs
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +39,7 @@ LONG_TEXT = 2_000
 
 
 class AsyncLLM(ControlMixin):
-    """Make one with `await AsyncLLM.start(config)`.
+    """Make one with `await AsyncLLM.start(config)`, or, blocking the loop meanwhile, with `from_engine_args`.
 
     `self.config` is what the engine runs with, nothing left open.
 
@@ -48,7 +54,7 @@ class AsyncLLM(ControlMixin):
         self,
         prepared: boot.Prepared,
         client: AsyncEngineCoreClient,
-        tokenizer: Any,
+        tokenizer: Tokenizer | None,
         ready: EngineReady,
         observer: EngineObserver,
         front: str = "",
@@ -77,13 +83,7 @@ class AsyncLLM(ControlMixin):
         Raises:
             whatever is wrong with config or model; the engine's own error if it fails to start.
         """
-        if config.runtime.multiprocess is False:
-            raise ConfigError(
-                "AsyncLLM needs an engine process of its own: a step in this one would block the loop.",
-                parameter="multiprocess",
-                value=False,
-                hint="Leave it out, or use LLMEngine.",
-            )
+        _check_own_process(config)
         started = time.perf_counter()
         setup_logging()
         process = EngineProcess(config.parallel)
@@ -99,15 +99,46 @@ class AsyncLLM(ControlMixin):
         logger.info("engine ready in %.2f s", time.perf_counter() - started)
         return engine
 
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs) -> AsyncLLM:
+        """The engine that `start` makes, as vLLM's scripts make one; the running loop stands still until it is ready.
+
+        Raises:
+            ConfigError: no loop is running. Else as `start`.
+        """
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            raise ConfigError(
+                "AsyncLLM lives on an asyncio loop, and none is running here.",
+                hint="Make it within the coroutine that uses it.",
+            ) from None
+        config = engine_args.create_engine_config()
+        _check_own_process(config)
+        setup_logging()
+        process = EngineProcess(config.parallel)
+        try:
+            prepared = boot.prepare(config)
+            client = AsyncMPClient(process)
+            client.start_blocking(prepared.setup, boot.ready_timeout_s(config))
+            tokenizer = boot.load_caller_tokenizer(prepared)
+            return cls(prepared, client, tokenizer, client.wait_ready_blocking(), EngineObserver())
+        except BaseException:
+            process.close()
+            raise
+
     async def generate(
         self,
         prompt: Prompt,
-        params: SamplingParams | None,
+        sampling_params: SamplingParams | None,
         request_id: str,
         *,
+        lora_request: None = None,
+        trace_headers: Mapping[str, str] | None = None,
         priority: int = 0,
+        data_parallel_rank: None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Yield the request's outputs as they come, of the kind that params.output_kind says.
+        """Yield the request's outputs as they come, of the kind that sampling_params.output_kind says.
 
         What comes while the reader is busy waits as one output, so a slow reader gets fewer and longer ones.
         Closing the generator early, or cancelling the task that reads it, aborts the request.
@@ -116,7 +147,8 @@ class AsyncLLM(ControlMixin):
             ValidationError: the prompt or a parameter is wrong. RequestFailedError: this request failed in the
             engine. EngineDeadError: the engine is gone.
         """
-        (stream,) = await self.add_requests([request_id], [prompt], [params], [priority])
+        refuse_if_given(lora_request=lora_request, trace_headers=trace_headers, data_parallel_rank=data_parallel_rank)
+        (stream,) = await self.add_requests([request_id], [prompt], [sampling_params], [priority])
         try:
             async for output in stream:
                 yield output
@@ -150,17 +182,27 @@ class AsyncLLM(ControlMixin):
             raise
         return streams
 
-    async def abort(self, request_id: str, reason: str | None = None) -> None:
-        """End a request early: its generator yields a last output, finish_reason "abort". Unknown ids are ignored.
+    async def abort(self, request_id: str | Sequence[str], reason: str | None = None) -> None:
+        """End requests early: their generators yield a last output, finish_reason "abort". Unknown ids are ignored.
 
         Args:
-            reason: becomes the output's stop_reason.
+            reason: becomes the outputs' stop_reason.
         """
-        engine_ids, outputs = self.output_processor.abort([request_id], reason)
+        ids = [request_id] if isinstance(request_id, str) else list(request_id)
+        engine_ids, outputs = self.output_processor.abort(ids, reason)
         for output in outputs:
             self._deliver(output)
         if engine_ids:
             await self.engine_core.abort_requests(engine_ids)
+
+    async def get_tokenizer(self) -> Tokenizer | None:
+        """The model's tokenizer; None if it has none."""
+        return self.tokenizer
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the engine answers; the opposite of `errored`."""
+        return self._dead is None
 
     @property
     def errored(self) -> bool:
@@ -238,6 +280,16 @@ class AsyncLLM(ControlMixin):
         engine_ids, _ = self.output_processor.abort([request_id])
         with contextlib.suppress(EngineDeadError):
             await self.engine_core.abort_requests(engine_ids)
+
+
+def _check_own_process(config: EngineConfig) -> None:
+    if config.runtime.multiprocess is False:
+        raise ConfigError(
+            "AsyncLLM needs an engine process of its own: a step in this one would block the loop.",
+            parameter="multiprocess",
+            value=False,
+            hint="Leave it out, or use LLMEngine.",
+        )
 
 
 class RequestStream:

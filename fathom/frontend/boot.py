@@ -1,7 +1,7 @@
 """Boot: the caller's part of starting an engine, in the order that lets it overlap with the engine's own.
 
 caller                                   engine process
-launch_engine ------ spawn ------------> import torch
+EngineProcess ------ spawn ------------> import torch
 prepare: resolve the model, read configs,     |
          have the weights paged in            |
 make_client -------- StartEngine ------> load weights, create the KV cache
@@ -112,6 +112,7 @@ def make_input_processor(
         eos_token_ids=_eos_token_ids(prepared, tokenizer),
         default_params=default_sampling_params(generation_config),
         seed=seed,
+        by_priority=config.scheduler.scheduling_policy == "priority",
     )
 
 

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fathom.client.base import EngineCoreClient
 from fathom.client.launch import EngineProcess
@@ -15,12 +15,16 @@ from fathom.errors import EngineDeadError
 from fathom.frontend import boot
 from fathom.frontend.add_message import build_add_message
 from fathom.frontend.control import ControlMixin
-from fathom.frontend.input_processor import Prompt
 from fathom.frontend.output_processor import OutputProcessor
-from fathom.frontend.stats import StatsLogger
+from fathom.frontend.stats import EngineObserver, StatsLogger
+from fathom.frontend.tokenizer.tokenizer import Tokenizer
+from fathom.inputs import Prompt
 from fathom.log import setup_logging
 from fathom.outputs import RequestOutput
 from fathom.params import SamplingParams
+
+if TYPE_CHECKING:
+    from fathom.compat.engine_args import EngineArgs
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +37,7 @@ class LLMEngine(ControlMixin):
 
     Args:
         config: as the user wrote it. `self.config` is what the engine runs with, nothing left open.
+        observer: is told of every step and of every answer's progress.
 
     Raises:
         whatever is wrong with config or model; the engine's own error if it fails to start.
@@ -40,7 +45,7 @@ class LLMEngine(ControlMixin):
 
     engine_core: EngineCoreClient
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, observer: EngineObserver | None = None) -> None:
         started = time.perf_counter()
         setup_logging()
         process = EngineProcess(config.parallel) if boot.uses_own_process(config) else None
@@ -56,9 +61,15 @@ class LLMEngine(ControlMixin):
                 process.close()
             raise
         self.model_config = prepared.setup.model_config
-        self.output_processor = OutputProcessor(self.tokenizer)
+        self._observer = observer or EngineObserver()
+        self.output_processor = OutputProcessor(self.tokenizer, self._observer)
         self.stats = StatsLogger()
         logger.info("engine ready in %.2f s", time.perf_counter() - started)
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs) -> LLMEngine:
+        """An engine with these options, as vLLM's scripts make one."""
+        return cls(engine_args.create_engine_config())
 
     def add_request(
         self,
@@ -105,19 +116,29 @@ class LLMEngine(ControlMixin):
         step = self.engine_core.get_outputs()
         self.stats.add(step)
         result = self.output_processor.process_outputs(step)
+        self._observer.step(step)
         if result.to_abort:
             self.engine_core.abort_requests(result.to_abort)
         return result.request_outputs
 
-    def abort_request(self, request_ids: list[str]) -> list[RequestOutput]:
-        """End requests early; returns their last outputs, finish_reason "abort". Unknown ids are ignored."""
-        engine_ids, outputs = self.output_processor.abort(request_ids)
+    def abort_request(self, request_ids: str | list[str]) -> list[RequestOutput]:
+        """End one or more early; returns their last outputs, finish_reason "abort". Unknown ids are ignored."""
+        ids = [request_ids] if isinstance(request_ids, str) else request_ids
+        engine_ids, outputs = self.output_processor.abort(ids)
         if engine_ids:
             self.engine_core.abort_requests(engine_ids)
         return outputs
 
     def has_unfinished_requests(self) -> bool:
         return self.output_processor.num_unfinished > 0
+
+    def get_num_unfinished_requests(self) -> int:
+        """Requests under way, each once however many answers it has."""
+        return len(self.output_processor.unfinished_ids())
+
+    def get_tokenizer(self) -> Tokenizer | None:
+        """The model's tokenizer; None if it has none."""
+        return self.tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
         """A copy of the parameters of requests that bring none."""

@@ -19,10 +19,8 @@ from fathom.errors import ContextLengthError, ValidationError
 from fathom.frontend.contradictions import check_something_is_left
 from fathom.frontend.distinct import map_distinct
 from fathom.frontend.tokenizer.tokenizer import Tokenizer, check_text
+from fathom.inputs import Prompt
 from fathom.params import SamplingParams
-
-Prompt = str | Sequence[int] | Mapping[str, Any]
-"""A text, token ids, {"prompt": text} or {"prompt_token_ids": ids}, each with an optional "cache_salt"."""
 
 T = TypeVar("T")
 _PROMPT_KEYS = frozenset({"prompt", "prompt_token_ids", "cache_salt"})
@@ -53,6 +51,7 @@ class InputProcessor:
         eos_token_ids: what ends an answer, unless ignore_eos.
         default_params: sampling parameters of requests that bring none.
         seed: of the seeds given to requests without one; None: from the system's entropy.
+        by_priority: whether the engine looks at priorities; else only 0 is accepted.
     """
 
     def __init__(
@@ -65,6 +64,7 @@ class InputProcessor:
         eos_token_ids: Sequence[int],
         default_params: SamplingParams,
         seed: int | str | None,
+        by_priority: bool,
     ) -> None:
         self.tokenizer = tokenizer
         self.max_model_len = max_model_len
@@ -73,6 +73,7 @@ class InputProcessor:
         self._max_logprobs = max_logprobs
         self._eos_token_ids = list(eos_token_ids)
         self._seeds = Random(seed)
+        self._by_priority = by_priority
 
     def process(
         self,
@@ -92,6 +93,7 @@ class InputProcessor:
         requests = []
         request_ids = _as_sent("request_id", list(request_ids), list[str])
         priorities = _as_sent("priority", list(priorities or [0] * len(request_ids)), list[int])
+        self._check_priorities(priorities)
         for index, request_id in enumerate(request_ids):
             self._check_prompt(token_ids[index])
             requests.append(
@@ -107,6 +109,16 @@ class InputProcessor:
                 )
             )
         return requests
+
+    def _check_priorities(self, priorities: Sequence[int]) -> None:
+        wanted = next((priority for priority in priorities if priority), 0)
+        if wanted and not self._by_priority:
+            raise ValidationError(
+                f"priority={wanted} would change nothing: this engine serves first come first.",
+                parameter="priority",
+                value=wanted,
+                hint="Start it with scheduling_policy='priority'.",
+            )
 
     def draw_seed(self) -> int:
         """A seed for a request that brings none."""
@@ -133,10 +145,19 @@ class InputProcessor:
             return prompt, None, None
         if not isinstance(prompt, Mapping):
             return None, _read_ids(prompt), None
+        return self._parse_mapping(prompt)
+
+    @staticmethod
+    def _parse_mapping(prompt: Mapping[str, Any]) -> tuple[str | None, list[int] | None, str | None]:
         unknown = {key for key, value in prompt.items() if value is not None} - _PROMPT_KEYS
         if unknown:
             name = sorted(map(str, unknown))[0]
-            raise ValidationError(f"prompts with {name!r} are not supported.", parameter=name)
+            raise ValidationError(
+                f"prompts with {name!r} are not supported.",
+                parameter=name,
+                value=prompt[name],
+                hint=f"A prompt's dictionary may hold {', '.join(map(repr, sorted(_PROMPT_KEYS)))}.",
+            )
         text, ids, salt = prompt.get("prompt"), prompt.get("prompt_token_ids"), prompt.get("cache_salt")
         if salt is not None:
             _check_salt(salt)

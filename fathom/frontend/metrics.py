@@ -11,7 +11,7 @@ a preemption. Latencies have finer buckets than vLLM's, since a small model's to
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -149,6 +149,10 @@ class PrometheusObserver(EngineObserver):
     def answered(self, path: str, status: int) -> None:
         """An HTTP answer was begun."""
         self._http.labels(path=path, status=str(status)).inc()
+
+    def collect(self) -> Iterable[Metric]:
+        """All metrics, as they are now."""
+        return self._told.collect()
 
     def text(self) -> bytes:
         """All metrics in Prometheus' text format."""

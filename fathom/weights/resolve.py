@@ -80,7 +80,9 @@ def _local_folder(name: str, need_weights: bool) -> ResolvedModel | str:
         return f"local folder: {folder} is not one"
     missing = _missing_files(folder, need_weights)
     if missing:
-        return f"local folder: {folder} has no {missing}"
+        files = sorted(folder.glob("*.gguf"))
+        instead = f", but {files[0]}, which can be named itself" if files else ""
+        return f"local folder: {folder} has no {missing}{instead}"
     return ResolvedModel(folder, "safetensors", name)
 
 

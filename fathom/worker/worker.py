@@ -138,7 +138,9 @@ class Worker:
     def warm_up(self) -> None:
         """One prefill and one decode on the null block: first calls set up much that later ones reuse."""
         assert self._config.scheduler.max_num_batched_tokens is not None
-        run_dummy_batch(self._ready_runner(), 1, min(8, self._config.scheduler.max_num_batched_tokens))
+        runner = self._ready_runner()
+        room = runner.max_model_len - 1  # for the token of the decode
+        run_dummy_batch(runner, 1, min(8, room, self._config.scheduler.max_num_batched_tokens))
 
     def provide_blocks(self, first: int, end: int) -> bool:
         """Have memory for these KV blocks before they are first used; whether the device has any use for that."""

@@ -182,7 +182,7 @@ def test_an_operation_that_fails_is_an_error_and_no_more(run: Run, tmp: Path) ->
         llm = make_llm()
         for arguments in ((0,), (1,), ()):
             try:
-                say(llm.collective_rpc("odd", arguments))
+                say(llm.collective_rpc("odd", args=arguments))
             except Exception as error:
                 say(type(error).__name__, str(error).splitlines()[0])
         try:

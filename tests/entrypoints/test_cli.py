@@ -102,7 +102,11 @@ def test_sampling_flags(command: Any) -> None:
     ("arguments", "status", "message"),
     [
         ((), 2, "fathom generate: the following arguments are required: prompt; see `fathom generate --help`"),
-        (("a", "--tempature", "1"), 2, "fathom generate: unknown argument --tempature; see `fathom generate --help`"),
+        (
+            ("a", "--tempature", "1"),
+            2,
+            "fathom generate: unknown argument --tempature (did you mean --temperature?); see `fathom generate --help`",
+        ),
         (("a", "--temp", "1"), 2, "fathom generate: unknown argument --temp; see `fathom generate --help`"),
         (("a", "b"), 2, "fathom generate: unknown argument b; see `fathom generate --help`"),
         (("a", "--dtype", "fp8"), 2, "fathom generate: argument --dtype: invalid choice: 'fp8'"),
@@ -195,7 +199,7 @@ def test_doctor_shows_everything(
     assert main(["doctor", "gemma3-270m"]) == 0  # and nothing is fetched
     assert "choices for gemma3-270m\n  unknown                not here" in capsys.readouterr().out
     assert not any(tmp_path.iterdir())
-    assert main(["doctor", "nonsense"]) == 0
+    assert main(["doctor", "nonsense"]) == 1
     assert "error                  The model 'nonsense' was not found" in capsys.readouterr().out
 
 
@@ -271,3 +275,58 @@ def test_a_reader_that_leaves_early_is_no_error(tiny: Callable[[str], Path]) -> 
             check=False,
         )
     assert (ended.returncode, ended.stderr) == (141, "")
+
+
+# ---------------------------------------------------------------- flags of vLLM's, and words that are nearly right
+
+
+def test_flags_of_vllm_that_change_nothing_are_accepted(command: Any) -> None:
+    flags = ("--trust-remote-code", "--swap-space", "4", "--dtype", "float", "--task", "generate", "--no-enable-lora")
+    plain = command("generate", PROMPT, "--temperature", "0", "--max-tokens", "6")
+    assert command("generate", PROMPT, "--temperature", "0", "--max-tokens", "6", *flags)[:2] == plain[:2]
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        (("--enable-lora",), "fathom: enable_lora=True is not supported. Leave it out, or at False or None."),
+        (("--data-parallel-size", "2"), "fathom: data_parallel_size=2 is not supported. Start several engines"),
+        (("--max-model-len", "many"), "fathom generate: argument --max-model-len: invalid int value: 'many'"),
+        (("--nothing-like-it",), "fathom generate: unknown argument --nothing-like-it; see `fathom generate --help`"),
+    ],
+)
+def test_other_flags_are_refused_in_one_line(command: Any, flags: tuple[str, ...], problem: str) -> None:
+    status, out, err = command("generate", PROMPT, *flags)
+    assert status in (1, 2)
+    assert out == ""
+    assert err.startswith(problem)
+    assert err.count("\n") == 1
+
+
+def test_lengths_may_have_letters(command: Any) -> None:
+    _, _, err = command("generate", PROMPT, "--max-model-len", "1M")
+    assert err.startswith("fathom: max_model_len=1048576 is more than the model's context length")
+
+
+def test_a_conversation_names_its_model_as_a_server_does(command: Any) -> None:
+    status, _, err = command("chat", "no such model", "--system-prompt", "You are brief.")
+    assert (status, err.splitlines()[0]) == (1, "fathom: The model 'no such model' was not found. Tried:")
+
+
+def test_the_hint_below_a_list_begins_its_line(command: Any) -> None:
+    status, _, err = command("pull", "smolm2-135m")
+    assert (status, err.splitlines()[-1]) == (1, "Did you mean 'smollm2-135m'?")
+
+
+def test_a_folder_that_holds_gguf_files_names_one(tmp_path: Path, command: Any) -> None:
+    (tmp_path / "some.gguf").touch()
+    _, _, err = command("pull", str(tmp_path))
+    assert f"{tmp_path} has no config.json, but {tmp_path}/some.gguf, which can be named itself" in err
+
+
+def test_ctrl_c_while_a_command_is_imported_is_no_traceback(monkeypatch: pytest.MonkeyPatch, command: Any) -> None:
+    def interrupted(name: str) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("importlib.import_module", interrupted)
+    assert command("serve") == (130, "", "")

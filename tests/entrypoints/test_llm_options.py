@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from fathom import LLM, RequestOutput, SamplingParams
+from fathom.compat.options import check_vllm_options
 from fathom.errors import ConfigError, ModelNotFoundError, ValidationError
 from fathom.kernels import native
 from tests.entrypoints.conftest import make_llm
@@ -75,11 +76,10 @@ def test_vllm_s_neutral_options_are_accepted(tiny: Callable[[str], Path]) -> Non
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("data_parallel_size", 2),
         ("enable_lora", True),
-        ("skip_tokenizer_init", True),
         ("speculative_config", {"model": "x"}),
         ("runner", "pooling"),
+        ("task", "embed"),
     ],
 )
 def test_what_vllm_can_and_fathom_cannot_is_refused_by_name(tiny: Callable[[str], Path], name: str, value: Any) -> None:
@@ -87,6 +87,36 @@ def test_what_vllm_can_and_fathom_cannot_is_refused_by_name(tiny: Callable[[str]
         make_llm(tiny("llama-gqa"), **{name: value})
     assert str(caught.value).startswith(f"{name}={value!r} is not supported. Leave it out, or at ")
     assert caught.value.parameter == name
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "way_out"),
+    [
+        ("data_parallel_size", 2, "Start several engines, each with its own cores (cpu_cores)."),
+        ("skip_tokenizer_init", True, "Pass token ids as prompts, and SamplingParams(detokenize=False)."),
+        ("num_gpu_blocks_override", 9, "Say the size of the KV cache with kv_cache_memory_bytes."),
+        ("hf_token", "abc", "Set HF_TOKEN in the environment."),
+    ],
+)
+def test_some_refusals_know_another_way(tiny: Callable[[str], Path], name: str, value: Any, way_out: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make_llm(tiny("llama-gqa"), **{name: value})
+    assert str(caught.value) == f"{name}={value!r} is not supported. {way_out}"
+
+
+@pytest.mark.parametrize(("given", "length"), [("1k", 1000), ("1K", 1024), (64, 64), ("auto", None), (-1, None)])
+def test_lengths_as_vllm_writes_them(given: int | str, length: int | None) -> None:
+    assert check_vllm_options({"max_model_len": given}) == {"max_model_len": length}
+
+
+def test_none_leaves_a_switch_at_its_default() -> None:
+    options = {"enable_prefix_caching": None, "enable_chunked_prefill": None, "block_size": None, "load_format": "hf"}
+    assert check_vllm_options(options) == {"load_format": "auto"}
+
+
+def test_a_context_of_two_tokens_is_enough_to_start(tiny: Callable[[str], Path]) -> None:
+    with make_llm(tiny("llama-gqa"), max_model_len=2) as llm:
+        assert len(generate(llm, [[5]])[0].outputs[0].token_ids) == 1
 
 
 def test_a_compilation_config_about_graphs_is_taken_apart(tiny: Callable[[str], Path]) -> None:

@@ -20,6 +20,7 @@ def process(prompts: list[list[int]], params: list[SamplingParams | None]) -> li
         eos_token_ids=[1],
         default_params=SamplingParams(),
         seed=0,
+        by_priority=False,
     )
     return processor.process([str(index) for index in range(len(prompts))], prompts, params)
 

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--system", help="the system message")
+    parser.add_argument("model_name", nargs="?", metavar="MODEL", help="the same as --model")
+    parser.add_argument("--system", "--system-prompt", help="the system message")
     parser.add_argument("--verbose", action="store_true", help="log what the engine does")
     add_remote_flags(parser)
     add_sampling_flags(parser)
@@ -28,6 +29,8 @@ def run(options: argparse.Namespace) -> int:
     """Read questions and print answers until the input ends. Ctrl-C ends an answer, a second one the conversation."""
     quiet_unless(options.verbose)
     params = sampling_from_flags(options)
+    if options.model_name is not None:
+        setattr(options, "engine.model", options.model_name)
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 - line editing for input()
     with _open(options) as conversation:

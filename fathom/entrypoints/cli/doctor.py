@@ -20,6 +20,8 @@ from fathom.weights.resolve import resolve_model
 
 _PACKAGES = ("torch", "numpy", "msgspec", "pyzmq", "tokenizers", "safetensors", "jinja2", "huggingface_hub")
 
+_ERROR = "error"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
@@ -34,9 +36,12 @@ def run(options: argparse.Namespace) -> int:
     _section("machine", _machine(hardware))
     _section("models", [(name, _state(name)) for name in CATALOGUE] + [("cache", str(env.cache_dir()))])
     here = [name for name in CATALOGUE if is_cached(CATALOGUE[name])]
+    found = True
     for name in [options.model] if options.model else here:
-        _section(f"choices for {name}", _choices(name, hardware))
-    return 0
+        choices = _choices(name, hardware)
+        _section(f"choices for {name}", choices)
+        found = found and choices[0][0] != _ERROR
+    return 0 if found else 1
 
 
 def _section(title: str, rows: list[tuple[str, str]]) -> None:
@@ -93,6 +98,6 @@ def _choices(name: str, hardware: Hardware) -> list[tuple[str, str]]:
         model_config = load_model_config(model)
         _, reasons = resolve(EngineConfig.from_options(model=name), model_config, hardware)
     except ClientError as error:
-        return [("error", str(error))]
+        return [(_ERROR, str(error))]
     rows = [("architecture", f"{model_config.architecture}, {model_config.num_layers} layers")]
     return rows + [tuple(reason.split(": ", 1)) for reason in reasons]  # type: ignore[misc]

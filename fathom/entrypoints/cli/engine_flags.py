@@ -1,20 +1,37 @@
-"""Command-line flags of the engine, generated from config.py: one flag per option, its help line and default."""
+"""Command-line flags of the engine, generated from config.py: one flag per option, its help line and default.
+
+vLLM's flags without a counterpart are there too, unlisted: compat/options.py judges them, and says what to do instead.
+"""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any, Literal, get_args, get_origin
 
+from fathom.compat.options import check_vllm_options, in_our_words, read_size, vllm_only_options
 from fathom.config import EngineConfig, iter_options
 
 _SHORT = {"tensor_parallel_size": "-tp", "pipeline_parallel_size": "-pp"}
 _NOT_SET = argparse.SUPPRESS  # so that only flags that were given reach the config
 
 
-def add_engine_flags(parser: argparse.ArgumentParser) -> None:
-    """Add a --kebab-case flag for every option of the config."""
-    add_flags(parser, "engine", iter_options(), _SHORT)
+def add_engine_flags(parser: argparse.ArgumentParser, prefix: str = "engine.") -> None:
+    """Add a --kebab-case flag for every option of the config.
+
+    Args:
+        prefix: of the names in the namespace, which keeps them apart from those of a command.
+    """
+    add_flags(parser, "engine", iter_options(), _SHORT, prefix)
+    for name, neutral in vllm_only_options():
+        how = _how(bool) if isinstance(neutral[0], bool) else {"type": _json_or_text}
+        with contextlib.suppress(argparse.ArgumentError):  # the command has this one itself
+            parser.add_argument(
+                f"--{name.replace('_', '-')}", dest=f"{prefix}{name}", default=_NOT_SET, help=argparse.SUPPRESS, **how
+            )
 
 
 def add_flags(
@@ -22,27 +39,33 @@ def add_flags(
     section: str,
     options: Iterable[tuple[str, Any, Any, str]],
     aliases: Mapping[str, str] | None = None,
+    prefix: str | None = None,
 ) -> None:
     """Add a --kebab-case flag for each of a section's options: (name, type, default, help).
 
     Args:
         aliases: name -> a second flag, dashes included.
+        prefix: of the names in the namespace; default: the section and a dot.
     """
     group = parser.add_argument_group(f"{section} options")
     for name, kind, default, help_line in options:
         text = help_line if default in (None, ()) else f"{help_line} (default: {default})"
         group.add_argument(
             *(flag for flag in (f"--{name.replace('_', '-')}", (aliases or {}).get(name)) if flag is not None),
-            dest=f"{section}.{name}",
+            dest=f"{section}.{name}" if prefix is None else f"{prefix}{name}",
             default=_NOT_SET,
             help=text.replace("%", "%%"),
-            **_how(kind),
+            **_how(kind, name),
         )
 
 
 def config_from_flags(options: argparse.Namespace) -> EngineConfig:
-    """The EngineConfig that the given flags describe."""
-    return EngineConfig.from_options(**given_flags(options, "engine"))
+    """The EngineConfig that the given flags describe.
+
+    Raises:
+        ConfigError: a value is wrong, or asks for what vLLM does and Fathom does not.
+    """
+    return EngineConfig.from_options(**check_vllm_options(given_flags(options, "engine")))
 
 
 def given_flags(options: argparse.Namespace, section: str) -> dict[str, Any]:
@@ -51,18 +74,36 @@ def given_flags(options: argparse.Namespace, section: str) -> dict[str, Any]:
     return {name[len(prefix) :]: value for name, value in vars(options).items() if name.startswith(prefix)}
 
 
-def _how(kind: Any) -> dict[str, Any]:
+def _how(kind: Any, name: str = "") -> dict[str, Any]:
     """argparse's keywords for a type."""
     alternatives = [item for item in get_args(kind) if item is not type(None)] or [kind]
-    if get_origin(kind) is Literal:
-        return {"choices": get_args(kind)}
+    choices = kind if get_origin(kind) is Literal else alternatives[0]
+    if get_origin(choices) is Literal:
+        return {"choices": get_args(choices), "type": partial(in_our_words, name)}
     if get_origin(kind) is tuple:
         return {"action": "append", "metavar": "NAME"}  # one a flag: a list would swallow what follows it
     first = alternatives[0]
-    if get_origin(first) is Literal:
-        return {"choices": get_args(first)}
     if get_origin(first) is tuple:  # of numbers, which what follows is not
         return {"type": get_args(first)[0], "nargs": "+", "metavar": "N"}
     if first is bool:
         return {"action": argparse.BooleanOptionalAction}
+    if name in ("max_model_len", "kv_cache_memory_bytes", "max_num_batched_tokens"):
+        return {"type": _size, "metavar": "INT"}
     return {"type": first, "metavar": first.__name__.upper()}
+
+
+def _size(text: str) -> int | str:
+    """A number, in letters too ("8k"); "auto" is left to the options' own check."""
+    if text in ("auto", "-1"):
+        return text
+    size = read_size(text)
+    if size is None:
+        raise argparse.ArgumentTypeError(f"invalid int value: {text!r}")
+    return size
+
+
+def _json_or_text(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

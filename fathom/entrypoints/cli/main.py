@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib
 import os
+import re
 import sys
 from typing import NoReturn
 
@@ -32,8 +34,8 @@ class Parser(argparse.ArgumentParser):
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; errors that a user can mend are one line, without a traceback."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    options = _parse(arguments)
     try:
+        options = _parse(arguments)  # imports, which takes long enough for a Ctrl-C
         return int(options.run(options))
     except (ClientError, ServerError) as error:
         print(f"fathom: {error}", file=sys.stderr)
@@ -60,8 +62,16 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
             commands[name].set_defaults(run=module.run)
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
-        commands[options.command].error(f"unknown argument {unknown[0]}")
+        command = commands[options.command]
+        command.error(f"unknown argument {unknown[0]}{_suggestion(unknown[0], command.format_help())}")
     return options
+
+
+def _suggestion(word: str, help_text: str) -> str:
+    """The flag of a command's help that a word may have meant, if there is one."""
+    name = word.partition("=")[0]
+    near = difflib.get_close_matches(name, re.findall(r"--[a-z][a-z-]+", help_text), n=1, cutoff=0.75)
+    return f" (did you mean {near[0]}?)" if near and name.startswith("--") else ""
 
 
 if __name__ == "__main__":

@@ -12,7 +12,12 @@ from fathom.entrypoints.server.settings import ServerSettings, iter_settings
 ITL_TARGET_MS = 150.0
 """Six tokens a second at the slowest, about as fast as people read."""
 
-_ALIASES = {"max_queue": "--max-num-queued-reqs", "max_queue_tokens": "--max-num-queued-tokens"}
+_ALIASES = {
+    "max_queue": "--max-num-queued-reqs",
+    "max_queue_tokens": "--max-num-queued-tokens",
+    "log_requests": "--enable-log-requests",
+}
+"""vLLM's names."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -14,7 +14,7 @@ from fathom.config import EngineConfig
 from fathom.errors import RequestFailedError, ValidationError
 from fathom.frontend.chat_template import render_chat
 from fathom.frontend.engine import LLMEngine
-from fathom.frontend.input_processor import Prompt
+from fathom.inputs import Prompt
 from fathom.params import RequestOutputKind, SamplingParams
 
 CALM = 0.2

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import signal
 import socket
@@ -17,6 +16,7 @@ from typing import Any
 
 import uvicorn
 
+from fathom.allocator import spare_what_the_start_made
 from fathom.config import EngineConfig
 from fathom.entrypoints.server.app import create_app
 from fathom.entrypoints.server.connection import connections
@@ -156,7 +156,7 @@ async def _run(
             timeout_keep_alive=75,
         )
     )
-    gc.freeze()  # what the start has made stays, and needs no looking through
+    spare_what_the_start_made()
     listen(listener)  # before anybody is told; who asks at once waits for uvicorn, and is not refused
     served = asyncio.ensure_future(server.serve(sockets=[listener]))
     ready()

@@ -52,10 +52,6 @@ def sampling_params(
         raise bad_request(
             f"logprobs_mode={request.logprobs_mode} is not supported: this engine reports {mode}.", "logprobs_mode"
         )
-    if request.priority and serving.engine.config.scheduler.scheduling_policy != "priority":
-        raise bad_request(
-            "priority is not supported: the server was not started with --scheduling-policy priority.", "priority"
-        )
     defaults = serving.engine.input_processor.default_params
     values: dict[str, Any] = {name: getattr(request, name) for name in _AS_THEY_ARE}
     values |= {name: getattr(defaults, name) for name in _FROM_MODEL}

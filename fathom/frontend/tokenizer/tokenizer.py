@@ -16,8 +16,16 @@ from fathom.frontend.tokenizer.text_stream import TextDecoder, TextStream
 ChatTemplate = str | dict[str, str]
 
 
+class TokenizedText(dict[str, list[int]]):
+    """What calling a tokenizer gives: "input_ids" and "attention_mask", as transformers has them."""
+
+    @property
+    def input_ids(self) -> list[int]:
+        return self["input_ids"]
+
+
 class Tokenizer:
-    """One model's tokenizer.
+    """One model's tokenizer, with the methods of transformers' that callers of an engine use.
 
     Args:
         backend: the library's tokenizer; truncation and padding are switched off, named tokens made special.
@@ -80,6 +88,54 @@ class Tokenizer:
     def pad_token_id(self) -> int | None:
         return self._id_of(self.pad_token)
 
+    @property
+    def all_special_tokens(self) -> list[str]:
+        """In the order of their ids."""
+        added = self._backend.get_added_tokens_decoder()
+        return [added[token_id].content for token_id in sorted(self.all_special_ids)]
+
+    def __len__(self) -> int:
+        return self.vocab_size
+
+    def __call__(self, text: str, add_special_tokens: bool = True) -> TokenizedText:
+        """`encode`, in a dictionary."""
+        ids = self.encode(text, add_special_tokens)
+        return TokenizedText(input_ids=ids, attention_mask=[1] * len(ids))
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"Fathom's tokenizer has no {name!r}; "
+            "for all that transformers has, use transformers.AutoTokenizer.from_pretrained(...) of the same model"
+        )
+
+    def apply_chat_template(
+        self,
+        conversation: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = False,
+        continue_final_message: bool = False,
+        tokenize: bool = True,
+        **variables: Any,
+    ) -> str | list[int]:
+        """A conversation as the prompt's text, or with `tokenize` as its ids; as transformers' of this name.
+
+        Raises:
+            ValidationError: as render_chat.
+        """
+        from fathom.frontend.chat_template import render_chat  # which builds on this module
+
+        text = render_chat(
+            self,
+            conversation,
+            chat_template=chat_template,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            chat_template_kwargs=variables,
+        )
+        return self.encode(text, add_special_tokens=False) if tokenize else text
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text.
 
@@ -111,6 +167,10 @@ class Tokenizer:
             bad = next(token_id for token_id in token_ids if not 0 <= token_id < 2**32)
             raise ValidationError(f"{bad} is no token id.", parameter="token_ids", value=bad) from None
 
+    def batch_decode(self, sequences: Sequence[Sequence[int]], skip_special_tokens: bool = True) -> list[str]:
+        """`decode` of each."""
+        return [self.decode(token_ids, skip_special_tokens) for token_ids in sequences]
+
     def token_strings(self, token_ids: Sequence[int]) -> list[str]:
         """`decode([id], skip_special_tokens=False)` of each id, remembered for the next time."""
         known = self._token_strings
@@ -137,6 +197,18 @@ class Tokenizer:
     def token_to_id(self, token: str) -> int | None:
         """The id of a vocabulary entry in its own spelling, or None."""
         return self._backend.token_to_id(token)
+
+    def convert_ids_to_tokens(self, token_ids: Sequence[int]) -> list[str | None]:
+        """`id_to_token` of each."""
+        return [self.id_to_token(token_id) for token_id in token_ids]
+
+    def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> int | list[int | None] | None:
+        """`token_to_id` of one, or of each."""
+        return self.token_to_id(tokens) if isinstance(tokens, str) else [self.token_to_id(token) for token in tokens]
+
+    def get_vocab(self) -> dict[str, int]:
+        """Every token in the vocabulary's own spelling, added ones included."""
+        return self._backend.get_vocab(with_added_tokens=True)
 
     def _id_of(self, token: str | None) -> int | None:
         return None if token is None else self._backend.token_to_id(token)
