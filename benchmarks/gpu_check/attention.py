@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 import torch
 
-from benchmarks.gpu_check.comparing import TOLERANCE, Inputs, Worst, poisoned
+from benchmarks.gpu_check.comparing import TOLERANCE, Inputs, Worst, poisoned, widens_e4m3
 from benchmarks.gpu_check.rows import Report, attempt
 from fathom.kernels.attention import ref, triton
 from fathom.kernels.kv_cache import KVCache
@@ -27,7 +27,7 @@ def run(report: Report, *, device: str, dtype: str, dims: list[int], long: int, 
     cases += [
         (f"KV cache in {kv_dtype}", middle, kv_dtype, {})
         for kv_dtype in get_args(KVDtype)
-        if kv_dtype not in ("float32", "float16", "bfloat16")
+        if kv_dtype not in ("float32", "float16", "bfloat16") and (kv_dtype != "fp8_e4m3" or widens_e4m3(device))
     ]
     for what, dim, kv_dtype, options in cases:
         with attempt(report, what):

@@ -16,6 +16,11 @@ A bfloat16 has 8 bits: one rounding is off by 2e-3 on average, and a result is r
 """
 
 
+def widens_e4m3(device: str) -> bool:
+    """Whether the device has instructions for float8_e4m3; GPUs have from compute capability 8.9 on."""
+    return device != "cuda" or torch.cuda.get_device_capability() >= (8, 9)
+
+
 class Inputs:
     """Random tensors on a device, all from one seed."""
 

@@ -7,7 +7,7 @@ from typing import get_args
 
 import torch
 
-from benchmarks.gpu_check.comparing import TOLERANCE, Inputs, Worst, poisoned
+from benchmarks.gpu_check.comparing import TOLERANCE, Inputs, Worst, poisoned, widens_e4m3
 from benchmarks.gpu_check.rows import Report, attempt
 from fathom.kernels.activation import ref as activation_ref
 from fathom.kernels.activation import triton as activation
@@ -32,6 +32,8 @@ def run(report: Report, *, device: str, dtype: str, dims: list[int], rows: int, 
     for kv_dtype in get_args(KVDtype):
         is_plain = kv_dtype in ("float32", "float16", "bfloat16")
         if is_plain and kv_dtype != dtype:
+            continue
+        if kv_dtype == "fp8_e4m3" and not widens_e4m3(device):
             continue
         if device == "cpu" and kv_dtype.startswith("fp8"):  # to which Triton's interpreter does not round as GPUs do
             continue

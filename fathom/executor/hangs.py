@@ -8,21 +8,44 @@ either is stopped, or waits for another rank (its Python stack says so, and the 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 import psutil
 
-from fathom.executor.worker_process import WorkerProcess
+from fathom.dist.place import Place
 
 IDLE_S = 1.0
 """For how long a worker that owes an answer must do nothing to be looked into."""
-_LOOK_S = 0.25
+LOOK_S = 0.25
 _COMPUTED_S = 0.02  # two ticks of the system's clock of CPU time
 _BUSY = (psutil.STATUS_RUNNING, psutil.STATUS_DISK_SLEEP, psutil.STATUS_WAKING)
 _STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 _WAITS_FOR_RANKS = ("/fathom/dist/", "/torch/distributed/")
 _WAITS_FOR_CALLS = "/fathom/executor/"
+
+
+class Watched(Protocol):
+    """A worker that can be looked at."""
+
+    @property
+    def place(self) -> Place: ...
+
+    @property
+    def num_finished_calls(self) -> int: ...
+
+    def cpu_seconds(self) -> float:
+        """What it has computed so far."""
+
+    def status(self) -> str:
+        """One of psutil's words for what the thread does that runs calls."""
+
+    def ask_for_stack(self) -> str:
+        """The Python stack of this thread, innermost call first; empty if it is not known."""
+
+
+W = TypeVar("W", bound=Watched)
 
 
 @dataclass(slots=True)
@@ -34,7 +57,7 @@ class _Seen:
     finished: int
 
 
-class HangWatch:
+class HangWatch(Generic[W]):
     """Looks at workers while somebody waits for them.
 
     Args:
@@ -42,13 +65,13 @@ class HangWatch:
             GPU's, which leaves the process idle. Then only stopped processes are found.
     """
 
-    def __init__(self, workers: list[WorkerProcess], judges_idleness: bool) -> None:
+    def __init__(self, workers: Sequence[W], judges_idleness: bool) -> None:
         self._workers = workers
         self._judges_idleness = judges_idleness
         self._seen: dict[int, _Seen] = {}
         self._next_look = 0.0
 
-    def find(self, num_calls: int, method_of: Callable[[int], str]) -> tuple[WorkerProcess, str] | None:
+    def find(self, num_calls: int, method_of: Callable[[int], str]) -> tuple[W, str] | None:
         """A worker that hangs, and what is known about it.
 
         Args:
@@ -58,7 +81,7 @@ class HangWatch:
         now = time.monotonic()
         if now < self._next_look:
             return None
-        self._next_look = now + _LOOK_S
+        self._next_look = now + LOOK_S
         for worker in self._workers:
             finished = worker.num_finished_calls
             if finished >= num_calls:
@@ -70,7 +93,7 @@ class HangWatch:
                 del self._seen[worker.place.rank]
         return None
 
-    def _is_idle(self, worker: WorkerProcess, finished: int, now: float) -> bool:
+    def _is_idle(self, worker: W, finished: int, now: float) -> bool:
         seen = self._seen.get(worker.place.rank)
         computed, status = worker.cpu_seconds(), worker.status()
         if seen is None or status in _BUSY or finished != seen.finished or computed > seen.cpu_seconds + _COMPUTED_S:
@@ -78,7 +101,7 @@ class HangWatch:
             return False
         return now - seen.when >= IDLE_S
 
-    def _problem(self, worker: WorkerProcess, method: str) -> str | None:
+    def _problem(self, worker: W, method: str) -> str | None:
         if worker.status() in _STOPPED:
             return "is stopped (SIGSTOP, or a debugger)"
         if method != "execute_model" or not self._judges_idleness:

@@ -4,7 +4,6 @@
                inbox               <-  replies, and the news that an actor has ended
 
 Replies arrive on a thread of Ray's, which puts them into the inbox; everything else happens when the engine looks.
-A worker on another machine cannot be looked into, so one that hangs is waited for: only one that ends is noticed.
 """
 
 from __future__ import annotations
@@ -18,11 +17,14 @@ from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
 import msgspec
+import ray.util
 
 from fathom.executor.bell import Bell
+from fathom.executor.hangs import HangWatch
 from fathom.executor.messages import WorkerReply
 from fathom.executor.ray_cluster import RayActor, RayCluster, reason_of
-from fathom.executor.ray_worker import CONTROL
+from fathom.executor.ray_hangs import SILENT_S, WatchedActor
+from fathom.executor.ray_worker import ANSWERS, CONTROL, LATER
 from fathom.executor.remote import RemoteExecutor
 from fathom.wire.codec import Decoder, Frame
 from fathom.wire.messages import EngineSetup
@@ -79,7 +81,9 @@ class RayExecutor(RemoteExecutor):
         super().__init__(self._actors, finalizer, _OTHERS_S)
         self._cluster = cluster
         self._decoder: Decoder[WorkerReply] = Decoder(WorkerReply)
-        self._finished = [0] * len(self._actors)  # of each worker, the last call that it has answered
+        here = ray.util.get_node_ip_address()
+        self._watched = [WatchedActor(actor, here) for actor in self._actors]
+        self._hangs = HangWatch(self._watched, judges_idleness=setup.config.runtime.device == "cpu")
         self._inbox = _Inbox()
         for rank, actor in enumerate(self._actors):
             self._inbox.expect(rank, 0, actor.end)
@@ -100,7 +104,24 @@ class RayExecutor(RemoteExecutor):
         while arrived is not None and self._death is None:
             self._take_in(arrived)
             arrived = self._inbox.take(0.0)
-        self._settle(self._finished)
+        self._settle([actor.num_finished_calls for actor in self._watched])
+        if self._death is None:
+            self._look_for_hangs()
+
+    def _look_for_hangs(self) -> None:
+        hanging = self._hangs.find(self._num_calls, self._method_of)
+        if hanging is not None:
+            actor, problem = hanging
+            self._end_with(f"{actor.name} {problem}")
+            return
+        for actor in self._watched:
+            if actor.silent_s() > SILENT_S and self._is_in_step(actor):
+                self._end_with(f"{actor.name} has not answered for {SILENT_S:g} s: it is stopped or out of reach")
+                return
+
+    def _is_in_step(self, actor: WatchedActor) -> bool:
+        finished = actor.num_finished_calls
+        return finished < self._num_calls and self._method_of(finished + 1) in ("execute_model", "sample_tokens")
 
     def _take_in(self, arrived: _Arrived) -> None:
         actor = self._actors[arrived.rank]
@@ -108,8 +129,13 @@ class RayExecutor(RemoteExecutor):
         if problem is not None:
             self._end_with(f"{actor.name} was lost: {reason_of(problem)}")
             return
-        self._finished[arrived.rank] = max(self._finished[arrived.rank], arrived.number)
         frames = arrived.answer.result()
+        if frames == LATER:
+            later = actor.handle.answer.options(concurrency_group=ANSWERS).remote(arrived.number)
+            self._inbox.expect(arrived.rank, arrived.number, later.future())
+            return
+        watched = self._watched[arrived.rank]
+        watched.num_finished_calls = max(watched.num_finished_calls, arrived.number)
         if frames is not None:
             self._take_reply(actor, self._decoder.decode(frames))
 

@@ -22,7 +22,7 @@ from fathom import __version__
 from fathom.dist.place import Place
 from fathom.errors import ConfigError, EngineStartError
 from fathom.executor.ray_head import RayHead
-from fathom.executor.ray_worker import CONTROL, Arrival, RayWorker
+from fathom.executor.ray_worker import CONTROL, GROUPS, Arrival, RayWorker
 
 if TYPE_CHECKING:
     from fathom.config import ParallelOptions
@@ -76,7 +76,7 @@ class RayCluster:
         num_workers = sizes[0] * sizes[1]
         resource = "GPU" if device == "cuda" else "CPU"
         self._group = _reserve(num_workers, resource)
-        kind = ray.remote(concurrency_groups={CONTROL: 2})(RayWorker)
+        kind = ray.remote(concurrency_groups=GROUPS)(RayWorker)
         for index in range(num_workers):
             there = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=index)
             options = {"num_cpus": int(resource == "CPU"), "num_gpus": int(resource == "GPU")}

@@ -1,7 +1,11 @@
 """RayWorker: a worker in a Ray actor's process, on whichever machine Ray has put it.
 
-Calls come one after another on the actor's own thread. What the executor has to say meanwhile comes on another, in the
-concurrency group CONTROL: that a failed call is settled, and a question that is answered by the process's end only.
+Calls come one after another on the actor's own thread. What the executor has to say meanwhile comes on others, in the
+concurrency group CONTROL: that a failed call is settled, how the worker is, and a question that is answered by the
+process's end only.
+
+A step that has only been launched on a device is answered by a call of its own, in the group ANSWERS, which waits for
+it while the next one is launched. From the first such step on all answers are fetched so.
 """
 
 from __future__ import annotations
@@ -9,7 +13,10 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import sys
 import threading
+import time
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,13 +29,30 @@ from fathom.executor.called_worker import CalledWorker
 from fathom.executor.messages import WorkerCall
 from fathom.hardware import limit_openmp_spinning
 from fathom.log import setup_logging
+from fathom.step import PendingOutput
 from fathom.wire.codec import Decoder
 from fathom.wire.messages import EngineSetup
 
 if TYPE_CHECKING:
     from fathom.dist.meeting import Meeting
 
-CONTROL = "control"
+CONTROL, ANSWERS = "control", "answers"
+GROUPS = {CONTROL: 3, ANSWERS: 1}
+"""Concurrency groups, and the threads of each: in CONTROL one waits for the end."""
+LATER = "later"
+"""In place of a call's answer: it is to be fetched with `answer`."""
+
+
+class Look(NamedTuple):
+    """How a worker is.
+
+    cpu_seconds: of the thread that runs calls. state: the system's letter for what this thread does. stack: its Python
+    calls, innermost first; empty between calls of the executor's.
+    """
+
+    cpu_seconds: float
+    state: str
+    stack: str
 
 
 class Arrival(NamedTuple):
@@ -48,6 +72,10 @@ class RayWorker:
         self._decoder: Decoder[WorkerCall] = Decoder(WorkerCall)
         self._may_go_on = threading.Event()
         self._may_go_on.set()
+        self._launched: dict[int, tuple[WorkerCall, Any]] = {}
+        self._runs_behind = False
+        self._thread: threading.Thread | None = None  # that runs calls
+        self._is_called = False
 
     def arrive(self) -> Arrival:
         """Get ready to be told what to load."""
@@ -70,14 +98,35 @@ class RayWorker:
         if place.rank > 0:  # the first rank speaks for all, but for warnings
             logging.getLogger("fathom").setLevel(max(logging.WARNING, logging.getLogger("fathom").level))
 
-    def call(self, frames: list[bytes]) -> list[bytes] | None:
-        """Run a WorkerCall, to its end on the device too; the frames of the WorkerReply, if it is wanted."""
+    def call(self, frames: list[bytes]) -> list[bytes] | str | None:
+        """Run a WorkerCall; the frames of the WorkerReply, if it is wanted, or LATER."""
         self._may_go_on.wait()
         call = self._decoder.decode(frames)
-        answer = self._worker.answer(call, self._worker.run(call.call))
-        if answer.has_failed:
+        self._thread, self._is_called = threading.current_thread(), True
+        result = self._worker.run(call.call)
+        self._is_called = False
+        self._runs_behind = self._runs_behind or isinstance(result, PendingOutput)
+        if isinstance(result, Exception):
             self._may_go_on.clear()
-        return [bytes(frame) for frame in answer.frames] if answer.is_wanted else None
+        if not self._runs_behind:
+            return self._answer(call, result)
+        self._launched[call.number] = call, result
+        return LATER
+
+    def answer(self, number: int) -> list[bytes] | None:
+        """What `call` has put off, when it is known; in ANSWERS."""
+        return self._answer(*self._launched.pop(number))
+
+    def look(self) -> Look:
+        """How the worker is now; in CONTROL."""
+        thread = self._thread
+        if thread is None or thread.ident is None:
+            return Look(0.0, "", "")
+        frame = sys._current_frames().get(thread.ident) if self._is_called else None
+        stack = traceback.format_list(traceback.extract_stack(frame)[::-1]) if frame is not None else []
+        status = Path(f"/proc/self/task/{thread.native_id}/stat").read_text()
+        seconds = time.clock_gettime(time.pthread_getcpuclockid(thread.ident))
+        return Look(seconds, status.rpartition(") ")[2][:1], "".join(stack))
 
     def go_on(self) -> None:
         """Take the next call after one that has failed; in CONTROL."""
@@ -86,6 +135,10 @@ class RayWorker:
     def wait_for_end(self) -> None:
         """Never returns: Ray answers in this process's place when it has ended; in CONTROL."""
         threading.Event().wait()
+
+    def _answer(self, call: WorkerCall, result: Any) -> list[bytes] | None:
+        answer = self._worker.answer(call, result)
+        return [bytes(frame) for frame in answer.frames] if answer.is_wanted else None
 
     def _start(self, setup: EngineSetup) -> Any:
         from fathom.worker.worker import start_worker

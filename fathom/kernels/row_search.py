@@ -19,6 +19,7 @@ has none.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -33,6 +34,16 @@ CHUNK = 256
 """Tokens that a pass compares with its bounds at once."""
 PASS_BITS = 4
 """Bits of a key that a pass finds; a divisor of 32."""
+
+kernel = partial(
+    triton.jit,
+    do_not_specialize=["num_rows", "number", "width", "k"],
+    do_not_specialize_on_alignment=[
+        *("numbers", "temperatures", "goals", "kth", "log_min_p", "top_p", "uniforms"),
+        *("token_ids", "scores", "ranks"),
+    ],
+)
+"""Makes a kernel; what changes from step to step has none of them compiled anew."""
 
 LOWEST = tl.constexpr(-(2**31))
 """Below every number's key; that of what is no token."""
@@ -210,7 +221,7 @@ def mass_of(values, best, unit):
     return (tl.exp(values - float_of(best)) * unit).to(tl.int64)
 
 
-@triton.jit
+@kernel
 def _best_of_tiles(logits, stride, numbers, temperatures, vocab_size, bests, tiles, TILE: tl.constexpr):
     index, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     tokens = tile * TILE + tl.arange(0, TILE)
@@ -233,7 +244,7 @@ def _low(goal, lows, totals, index, num_rows, tiles, number, TILES: tl.constexpr
     return low
 
 
-@triton.jit
+@kernel
 def _narrow(
     logits,
     stride,
@@ -278,7 +289,7 @@ def _narrow(
     tl.store(totals + (place << BITS) + bound, tl.sum(sums, 1))
 
 
-@triton.jit
+@kernel
 def _finish(goals, lows, totals, num_rows, tiles, number, cuts, TILES: tl.constexpr, BITS: tl.constexpr):
     index = tl.program_id(0).to(tl.int64)
     goal = tl.load(goals + index)

@@ -163,16 +163,27 @@ class CausalLM(nn.Module):
         on, and what it returns is of no use for logits.
         """
         stage = self.stage
+        leaving = self.run_layers(input_ids if stage.is_first else stage.receive(len(input_ids)), positions, batch)
+        if not stage.is_last:
+            stage.send(leaving)
+        return leaving
+
+    def run_layers(self, entering: torch.Tensor, positions: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+        """The same but for what the stages say to each other.
+
+        Args:
+            entering: the first stage's are input_ids, those of others what `run_layers` of the stage before returned.
+        """
+        stage = self.stage
         rotations = [rope(positions) for rope in self.ropes]
-        hidden = self.embedding(input_ids) if stage.is_first else stage.receive(len(input_ids))
+        hidden = self.embedding(entering) if stage.is_first else entering
         residual: torch.Tensor | None = None
         for layer, rope in self._own:
             hidden, residual = layer(hidden, residual, rotations[rope], batch)
         if stage.is_last:
             return self.norm.after_add(hidden, residual)[0]
         assert residual is not None, "no stage is without layers"
-        stage.send(hidden + residual)
-        return hidden
+        return hidden + residual
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [num_rows, hidden_size] -> [num_rows, vocab_size] float32; only on the last stage."""

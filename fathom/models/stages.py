@@ -43,11 +43,14 @@ class Stage:
         self.is_first = pipeline.rank == 0
         self.is_last = pipeline.rank == pipeline.size - 1
 
+    def empty(self, num_tokens: int) -> torch.Tensor:
+        """Room for [num_tokens, hidden_size]."""
+        return torch.empty(num_tokens, self._hidden_size, dtype=self._dtype, device=self._device)
+
     def receive(self, num_tokens: int) -> torch.Tensor:
         """[num_tokens, hidden_size] of the stage before."""
-        hidden = torch.empty(num_tokens, self._hidden_size, dtype=self._dtype, device=self._device)
-        return self._pipeline.receive(hidden, self._pipeline.rank - 1)
+        return self._pipeline.receive(self.empty(num_tokens), self._pipeline.rank - 1)
 
     def send(self, hidden: torch.Tensor) -> None:
-        """Give [num_tokens, hidden_size] to the stage behind; without waiting for it."""
+        """Give [num_tokens, hidden_size], which must not change any more, to the stage behind; without waiting."""
         self._pipeline.send(hidden, self._pipeline.rank + 1)

@@ -59,6 +59,7 @@ class TorchGraphCapture:
                     self._open.capture_end()
                 self._open = None
             torch.cuda.synchronize(self._device)
+            torch.cuda.empty_cache()  # what steps before captures have left; no other stream could use it
 
     def begin(self) -> None:
         self._open = torch.cuda.CUDAGraph()

@@ -11,12 +11,15 @@ Models know nothing of it. A layer attends through its batch (`ForwardBatch.atte
 batch ends one there and begins the next.
 
 What crosses from a graph to a launch or back lies in buffers of its own: queries, what they attended to, the hidden
-states at the end. Each is as large as the largest bucket and serves all graphs and layers, one after the other; a
-graph's other tensors are in the pool that all share. Rows and tokens that fill up a bucket are at position 0 of the
-null block and see themselves only, so that all that they compute is defined, and nobody reads it.
+states at the end, and those that another stage has sent. Each is as large as the largest bucket and serves all graphs
+and layers, one after the other; a graph's other tensors are in the pool that all share. Rows and tokens that fill up a
+bucket are at position 0 of the null block and see themselves only, so that all that they compute is defined, and
+nobody reads it.
 
 The head is not in a graph: its launches are made while the graph runs, and its logits would be a bucket's largest
-tensor by far.
+tensor by far. Nor is what stages send each other: a stage's graphs begin behind its receiving and end before its
+sending. Sums over the ranks of a stage are in the graphs, as NCCL can be captured once its communicator has been used,
+which it is when a step is run before it is captured.
 """
 
 from __future__ import annotations
@@ -56,6 +59,7 @@ class CUDAGraphs:
         self._capture = capture
         self._buckets = buckets
         self._pieces: dict[Bucket, list[_Piece]] = {}
+        self._entering = _SharedBuffer()
         self._hidden = _SharedBuffer()
         self._query = _SharedBuffer()
         self._attended = _SharedBuffer()
@@ -68,13 +72,20 @@ class CUDAGraphs:
     def run(self, num_reqs: int, num_tokens: int, step: PreparedStep) -> torch.Tensor:
         bucket = self._buckets.choose(num_reqs, num_tokens)
         assert bucket is not None, "a step that is not covered"
+        stage = self._model.stage
+        if not stage.is_first:
+            self._entering.keep(stage.receive(num_tokens))
         batch = step.padded_inputs(bucket.size if bucket.kind == "full" else num_reqs, bucket.size).batch
         for replay, attention in self._pieces[bucket]:
             replay()
             if attention is not None:
                 attended = attention.attend(self._query.rows(num_tokens), batch)
                 self._attended.rows(num_tokens).copy_(attended)
-        return step.logits(self._hidden.rows(num_tokens))
+        hidden = self._hidden.rows(num_tokens)
+        if stage.is_last:
+            return step.logits(hidden)
+        stage.send(hidden.clone())  # the next step's may come before this one has been read
+        return hidden[:0]
 
     def capture(self, buckets: list[Bucket], padding: PreparedStep, show_progress: bool = False) -> None:
         """Capture the graphs of these buckets, none larger than the first one ever; all of them take seconds.
@@ -99,15 +110,17 @@ class CUDAGraphs:
 
         is_full = bucket.kind == "full"
         step = padding.padded_inputs(bucket.size if is_full else 0, bucket.size)
-        self._forward(step if is_full else _attending_by(step, self._leave_attention_out))
+        stage = self._model.stage
+        entering = step.input_ids if stage.is_first else self._entering.like(stage.empty(bucket.size))
+        self._forward(entering, step if is_full else _attending_by(step, self._leave_attention_out))
         self._capture.begin()
-        self._forward(step if is_full else _attending_by(step, break_off))
+        self._forward(entering, step if is_full else _attending_by(step, break_off))
         pieces.append(_Piece(self._capture.end(), None))
         return pieces
 
-    def _forward(self, step: StepInputs) -> None:
-        """The model's whole forward pass, its result put to where `run` reads it."""
-        self._hidden.keep(self._model(step.input_ids, step.positions, step.batch))
+    def _forward(self, entering: torch.Tensor, step: StepInputs) -> None:
+        """All of this stage's layers, their result put to where `run` reads it."""
+        self._hidden.keep(self._model.run_layers(entering, step.positions, step.batch))
 
     def _leave_attention_out(self, layer: PagedAttention, query: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         """Put the queries to where attention will read them; returns where it will write."""

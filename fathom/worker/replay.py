@@ -30,7 +30,10 @@ class Replay(Protocol):
         """Whether a step of these sizes can be; num_complete: requests whose last token it computes."""
 
     def run(self, num_reqs: int, num_tokens: int, step: PreparedStep) -> torch.Tensor:
-        """Run such a step; returns the logits [num_complete, vocab_size], which the next call may overwrite."""
+        """Run such a step; returns the logits [num_complete, vocab_size], which the next call may overwrite.
+
+        A stage that is not the last has none, and sends its hidden states on.
+        """
 
 
 class NoReplay:

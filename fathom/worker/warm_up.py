@@ -22,9 +22,16 @@ _LEAST_SHARE = 0.25  # of the long chunk's time is its tokens', whatever the sho
 _SHALLOWEST = 256  # less context than this does not show
 
 
-def run_dummy_batch(runner: ModelRunner, num_requests: int, tokens_each: int) -> None:
+GREEDY = SamplingParams(temperature=0.0)
+EVERYTHING = SamplingParams(
+    temperature=1.0, top_k=5, top_p=0.9, min_p=0.01, repetition_penalty=1.1, frequency_penalty=0.1, logprobs=2
+)
+"""What takes every kernel that comes behind the model."""
+
+
+def run_dummy_batch(runner: ModelRunner, num_requests: int, tokens_each: int, params: SamplingParams = GREEDY) -> None:
     """A prefill and a decode of `num_requests` prompts of `tokens_each` tokens."""
-    requests = _requests(runner, num_requests, tokens_each, context=0)
+    requests = _requests(runner, num_requests, tokens_each, 0, params)
     ids = [request.request_id for request in requests]
     _run(runner, ids, requests, tokens_each)
     _run(runner, ids, [], 1)
@@ -71,10 +78,11 @@ def _time_chunk(runner: ModelRunner, num_tokens: int, position: int) -> float:
     return best
 
 
-def _requests(runner: ModelRunner, count: int, num_tokens: int, context: int) -> list[NewRequestData]:
+def _requests(
+    runner: ModelRunner, count: int, num_tokens: int, context: int, params: SamplingParams = GREEDY
+) -> list[NewRequestData]:
     no_blocks: tuple[list[int], ...] = tuple([] for _ in runner.batch.block_tables)
     tokens = np.zeros(context + num_tokens, np.int32)
-    params = SamplingParams(temperature=0.0)
     return [
         NewRequestData(f"warm-up-{index}", tokens, len(tokens), context, no_blocks, params, 0, 0)
         for index in range(count)

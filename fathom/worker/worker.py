@@ -30,7 +30,7 @@ from fathom.worker.sample.interface import LogitsProcessorContext
 from fathom.worker.sample.loading import load_logits_processors
 from fathom.worker.sample.sampler import Sampler
 from fathom.worker.sample.shared import TokenFollower, TokenLeader, TokensLater, TokenSource
-from fathom.worker.warm_up import run_dummy_batch, time_prefill
+from fathom.worker.warm_up import EVERYTHING, run_dummy_batch, time_prefill
 
 if TYPE_CHECKING:
     from fathom.models.decoder import CausalLM
@@ -136,11 +136,16 @@ class Worker:
         return True
 
     def warm_up(self) -> None:
-        """One prefill and one decode on the null block: first calls set up much that later ones reuse."""
+        """One prefill and one decode on the null block: first calls set up much that later ones reuse.
+
+        A GPU's kernels are compiled when they are first launched, those for sampling too.
+        """
         assert self._config.scheduler.max_num_batched_tokens is not None
         runner = self._ready_runner()
         room = runner.max_model_len - 1  # for the token of the decode
         run_dummy_batch(runner, 1, min(8, room, self._config.scheduler.max_num_batched_tokens))
+        if self.device.runs_behind:
+            run_dummy_batch(runner, 1, 1, EVERYTHING)
 
     def provide_blocks(self, first: int, end: int) -> bool:
         """Have memory for these KV blocks before they are first used; whether the device has any use for that."""

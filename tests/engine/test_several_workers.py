@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from fathom import LLM, SamplingParams
+from fathom.core.engine_core import EngineCore, LaunchedStep
 from tests.server.processes import Server
 from tests.worker import delayed_device
 
@@ -84,25 +85,83 @@ def test_answers_are_those_of_one_worker(
         assert len(llm.collective_rpc("weight_bytes")) == 2
 
 
+@pytest.mark.parametrize("split", ["tensor_parallel_size", "pipeline_parallel_size"])
 @pytest.mark.parametrize(
-    "name", ["llama-mqa-tied", "llama-biases", "llama-head-dim", "mistral-window", "qwen3-tied", "gemma3-softcaps"]
+    "name",
+    ["llama-mqa-tied", "llama-biases", "llama-head-dim", "mistral-window", "qwen2", "qwen3-tied", "gemma3-softcaps"],
 )
-def test_every_architecture(tiny: Callable[[str], Path], name: str) -> None:
-    with start(tiny(name), multiprocess=False) as llm:
-        expected = answers(llm, GREEDY)
-    for split in ("tensor_parallel_size", "pipeline_parallel_size"):
-        with start(tiny(name), max_num_batched_tokens=32, async_scheduling=True, **{split: 2}) as llm:
-            check_same(answers(llm, GREEDY), expected)
+def test_every_architecture(tiny: Callable[[str], Path], expected: Expected, name: str, split: str) -> None:
+    options: dict[str, Any] = {split: 2, "async_scheduling": True, "max_num_batched_tokens": 32}
+    with start(tiny(name), **options, kv_cache_memory_bytes=expected.pool_bytes(name)) as llm:
+        check_same(answers(llm, GREEDY), expected.answers(name))
+        stats = llm.get_stats()
+        assert stats["prefix_cache_hits"] > 0
+        if name != "mistral-window":  # which never lacks a block: those behind the window come back
+            assert stats["num_preemptions"] > 0
 
 
-def test_a_server_of_two_workers(tiny: Callable[[str], Path], tmp_path: Path) -> None:
-    with start(tiny("qwen2"), multiprocess=False) as llm:
-        expected = [o.outputs[0].token_ids for o in llm.generate(PROMPTS, GREEDY, use_tqdm=False)]
-    server = Server(tiny("qwen2"), tmp_path, "--num-threads=2", "-tp", "2", "--max-model-len=128")
+class Expected:
+    """What one worker says to each model."""
+
+    def __init__(self, tiny: Callable[[str], Path]) -> None:
+        self._tiny = tiny
+        self._found: dict[str, tuple[Any, int]] = {}
+
+    def answers(self, name: str) -> Any:
+        return self._of(name)[0]
+
+    def pool_bytes(self, name: str) -> int:
+        """Of each of two workers' share of a pool so small that requests are preempted."""
+        return POOL_TOKENS * self._of(name)[1] // 2
+
+    def _of(self, name: str) -> tuple[Any, int]:
+        if name not in self._found:
+            with start(self._tiny(name), multiprocess=False) as llm:
+                specs = llm.collective_rpc("get_kv_cache_specs")[0]
+                self._found[name] = answers(llm, GREEDY), sum(spec.bytes_per_token for spec in specs)
+        return self._found[name]
+
+
+@pytest.fixture(scope="module")
+def expected(tiny: Callable[[str], Path]) -> Expected:
+    return Expected(tiny)
+
+
+def test_as_many_steps_are_under_way_as_there_are_stages(
+    tiny: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And where no prompt is cut into chunks, no request is in two of them."""
+    under_way: list[list[set[str]]] = []
+    finish = EngineCore._finish_step
+
+    def noting_finish(core: EngineCore, step: LaunchedStep) -> Any:
+        under_way.append([set(launched.work.num_scheduled_tokens) for launched in (step, *core._in_flight)])
+        return finish(core, step)
+
+    monkeypatch.setattr(EngineCore, "_finish_step", noting_finish)
+    with start(tiny("llama-gqa"), pipeline_parallel_size=2, multiprocess=False, enable_prefix_caching=False) as llm:
+        answers(llm, GREEDY)
+    assert max(map(len, under_way)) == 2
+    both = [steps for steps in under_way if len(steps) == 2]
+    assert len(both) > len(under_way) / 2
+    assert not any(first & second for first, second in both)
+
+
+@pytest.mark.parametrize("flag", ["-tp", "-pp"])
+def test_a_server_of_two_workers(tiny: Callable[[str], Path], tmp_path: Path, expected: Expected, flag: str) -> None:
+    """The same prompts twice: the second time from the prefix cache, each time with requests that are preempted."""
+    options = ["--num-threads=2", "--max-model-len=128", "--max-num-batched-tokens=32", "--async-scheduling"]
+    options += [f"--kv-cache-memory-bytes={expected.pool_bytes('qwen2')}"]
+    server = Server(tiny("qwen2"), tmp_path, *options, flag, "2")
     try:
         body = {"prompt": PROMPTS, "max_tokens": 40, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
-        choices = server.post("/v1/completions", **body).json()["choices"]
-        assert [choice["token_ids"] for choice in choices] == expected
+        for _ in range(2):
+            choices = server.post("/v1/completions", **body).json()["choices"]
+            found = [choice["token_ids"] for choice in choices]
+            assert found == [list(tokens) for tokens, _ in expected.answers("qwen2")[0]]
+        metrics = server.metrics()
+        assert metrics["num_preemptions_total"] > 0
+        assert metrics["prefix_cache_hits_total"] > 0
     finally:
         assert server.stop() == 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ import pytest
 from fathom import LLM, SamplingParams
 from fathom.errors import ConfigError, EngineDeadError, ValidationError
 from tests.client.processes import Script, is_gone, within
+from tests.executor import ray_plugin
 
 pytest.importorskip("ray", reason="Ray is not installed (pip install 'fathom-llm[ray]')")
 pytestmark = pytest.mark.timeout(240)
@@ -33,9 +35,19 @@ def ray_folder() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def cluster(ray_folder: Path) -> Iterator[str]:
+def plugin_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where actors look for what is asked of them (ray_plugin.py)."""
+    folder = tmp_path_factory.mktemp("plugin")
+    ray_plugin.write_plugin(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def cluster(ray_folder: Path, plugin_folder: Path) -> Iterator[str]:
     """The address of a Ray of two raylets with a CPU each, both on this machine."""
     settings = {"RAY_TMPDIR": str(ray_folder), "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
+    settings[ray_plugin.FOLDER_VARIABLE] = str(plugin_folder)
+    settings["PYTHONPATH"] = os.pathsep.join([str(plugin_folder), *filter(None, sys.path)])
     with pytest.MonkeyPatch.context() as patch:
         for name, value in settings.items():
             patch.setenv(name, value)
@@ -60,7 +72,9 @@ def actors_of(raylets: list[psutil.Process]) -> list[psutil.Process]:
     return [child for raylet in raylets for child in raylet.children() if "RayWorker" in "".join(child.cmdline())]
 
 
-def test_a_cluster_of_two_raylets(cluster: str, tiny: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_of_two_raylets(
+    cluster: str, plugin_folder: Path, tiny: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = tiny("llama-gqa")
     with start(model, tensor_parallel_size=1, multiprocess=False) as llm:
         expected = [o.outputs[0].token_ids for o in llm.generate(PROMPTS, GREEDY, use_tqdm=False)]
@@ -83,6 +97,27 @@ def test_a_cluster_of_two_raylets(cluster: str, tiny: Callable[[str], Path], mon
         with pytest.raises(EngineDeadError, match=rf"worker rank \d \(pid {actors[1].pid} on .*\) was lost: "):
             llm.generate(PROMPTS * 100, LONG, use_tqdm=False)
         assert within(10, lambda: all(map(is_gone, actors)))
+
+    with start(model, distributed_executor_backend="ray") as llm:
+        actors = actors_of(raylets)
+        actors[1].suspend()
+        with pytest.raises(EngineDeadError, match=rf"worker rank \d \(pid {actors[1].pid} on .*\) is stopped"):
+            llm.generate(PROMPTS, LONG, use_tqdm=False)
+        assert within(10, lambda: all(map(is_gone, actors)))
+
+    # One that hangs where Python can say so; of one whose steps are only launched, as on a GPU, answers come later.
+    (plugin_folder / "delayed").touch()
+    with start(model, distributed_executor_backend="ray", async_scheduling=True) as llm:
+        assert [o.outputs[0].token_ids for o in llm.generate(PROMPTS, GREEDY, use_tqdm=False)] == expected
+        with pytest.raises(ValidationError, match="the worker has no method 'no_such_method'"):
+            llm.collective_rpc("no_such_method")
+        assert [o.outputs[0].token_ids for o in llm.generate(PROMPTS, GREEDY, use_tqdm=False)] == expected
+        (plugin_folder / "hang").touch()
+        with pytest.raises(
+            EngineDeadError, match=r"(?s)worker rank \d \(pid .*hangs: it has done nothing .*with_fault"
+        ):
+            llm.generate(PROMPTS, LONG, use_tqdm=False)
+    (plugin_folder / "delayed").unlink()
 
     others = psutil.Process().children()
     with start(model, distributed_executor_backend="ray", tensor_parallel_size=1) as llm:

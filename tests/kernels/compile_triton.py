@@ -1,7 +1,7 @@
 """Compiles the Triton kernels for GPUs that are not here, one line each: run by test_triton_compiles.
 
-A launch needs a GPU, so each kernel is replaced by what notes its launches; what is compiled are the argument types
-and constants that the real callers launch it with.
+A launch needs a GPU, so each kernel is replaced by what notes its launches; what is compiled are the argument types,
+constants and alignments that the real callers launch it with. No kernel may take more shared memory than its GPU has.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ TYPES = {
     float: "fp32",
     int: "i32",
 }
+SHARED_KIB = {89: 99, 90: 227}
+"""Compute capability -> what a program can have of shared memory."""
 LAUNCHED = {
     activation: ["_gated"],
     attention: ["_attend", "_merge"],
@@ -64,25 +66,32 @@ class Compiled:
     """Stands where a kernel is launched: kernel[grid](...) compiles it and prints its name and its GPU."""
 
     def __init__(self, kernel: JITFunction, target: GPUTarget) -> None:
-        self._kernel, self._target = kernel, target
+        self.kernel, self._target = kernel, target
 
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
         return self._compile
 
     def _compile(self, *args: Any, **constants: Any) -> None:
-        kernel = self._kernel
+        kernel = self.kernel
+        options = {"num_warps": constants.pop("num_warps")} if "num_warps" in constants else {}
         named = dict(zip(kernel.arg_names, args, strict=False)) | constants
-        signature, values = {}, {}
+        signature, values, attributes = {}, {}, {}
         for parameter in kernel.params:
             argument = named[parameter.name]
-            is_one = type(argument) is int and argument == 1  # which a launch, too, makes a constant
-            if parameter.is_constexpr or is_one:
+            of_its_own = not parameter.do_not_specialize
+            # As in a launch 1 is a constant, and what 16 divides is known to be so.
+            if parameter.is_constexpr or (type(argument) is int and argument == 1 and of_its_own):
                 signature[parameter.name], values[parameter.num,] = "constexpr", argument
             else:
                 kind = argument.dtype if isinstance(argument, torch.Tensor) else type(argument)
                 signature[parameter.name] = TYPES[kind]
-        compiled = triton.compile(ASTSource(kernel, signature, constexprs=values), target=self._target)
+                number = argument.data_ptr() if isinstance(argument, torch.Tensor) else argument
+                if of_its_own and not parameter.do_not_specialize_on_alignment and number % 16 == 0:
+                    attributes[parameter.num,] = [["tt.divisibility", 16]]
+        source = ASTSource(kernel, signature, constexprs=values, attrs=attributes)
+        compiled = triton.compile(source, target=self._target, options=options)
         assert compiled.asm["cubin"]
+        assert compiled.metadata.shared <= SHARED_KIB[self._target.arch] * 1024, (named, compiled.metadata.shared)
         print(kernel.__module__, kernel.__name__, self._target.arch)
 
 
@@ -135,11 +144,26 @@ def multiply_all() -> None:
         fp8_matmul.fp8_matmul(torch.zeros(40, 256, dtype=dtype), weight, torch.zeros(64), bias)
 
 
-def main() -> None:
-    target = GPUTarget("cuda", 90, 32)
+def attend_in_wide_heads() -> None:
+    """What takes the most shared memory."""
+    for dtype, kv_dtype, dim in ((torch.bfloat16, "bfloat16", 128), (torch.float32, "float32", 256)):
+        cache, table = nan_cache(4, 16, 2, dim, kv_dtype, keys_by_token=True), torch.zeros(2, 512, dtype=torch.int32)
+        lengths = torch.zeros(3, dtype=torch.int32), torch.zeros(2, dtype=torch.int32)
+        attention.paged_attention(torch.zeros(40, 8, dim, dtype=dtype), cache, table, *lengths, 0.1)
+
+
+def compile_for(arch: int) -> None:
     for module, names in LAUNCHED.items():
         for name in names:
-            setattr(module, name, Compiled(getattr(module, name), target))
+            kernel = getattr(module, name)
+            kernel = kernel if isinstance(kernel, JITFunction) else kernel.kernel
+            setattr(module, name, Compiled(kernel, GPUTarget("cuda", arch, 32)))
+
+
+def main() -> None:
+    compile_for(89)
+    attend_in_wide_heads()
+    compile_for(90)
     for dtype, kv_dtype, num_tokens in (
         (torch.bfloat16, "bfloat16", 2),
         (torch.float16, "int8", 40),

@@ -11,7 +11,7 @@ from fathom.kv_cache_spec import KVDtype
 from tests.kernels.kv_pages import nan_cache
 
 # (seq_len, query_len): decodes, one past two ranges of keys; a whole prompt; chunks after a cached prefix; an idle row.
-MIXED = [(1, 1), (13, 1), (7, 7), (29, 5), (9, 0), (85, 30), (75, 1)]
+MIXED = [(1, 1), (13, 1), (7, 7), (29, 5), (9, 0), (131, 90), (75, 1)]
 DECODES = [(seq_len, 1) for seq_len, _ in MIXED]
 
 

@@ -37,3 +37,4 @@ def test_every_kernel_compiles() -> None:
     for module, kernels in KERNELS.items():
         for kernel in kernels.split():
             assert f"fathom.kernels.{module} {kernel} 90" in compiled
+    assert "fathom.kernels.attention.triton _attend 89" in compiled

@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from setproctitle import getproctitle
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fathom.kernels import native
@@ -83,6 +85,9 @@ class _Written(TorchDispatchMode):
             if func.overloadpacket in _ALLOCATIONS:
                 continue
             again = func(*args, **kwargs)
+            if func.namespace == "c10d":  # what ranks say to each other: in place, and done when it has been waited for
+                again[-1].wait()
+                continue
             for old, new in zip(_tensors(result), _tensors(again), strict=True):
                 if old.data_ptr() != new.data_ptr():
                     old.copy_(new)
@@ -130,3 +135,30 @@ def use_plain_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """No native kernels, whose work is no operation that could be seen; attention in plain torch is one."""
     monkeypatch.setattr(native, "cpu", None)
     monkeypatch.setattr(ref, "paged_attention", _as_one_operation)
+
+
+def install() -> None:
+    """As a plugin of workers' processes: they run behind, can capture graphs, and sum up as NCCL does, in operations
+    that are captured. `Worker.num_replays()` tells how often each has replayed one.
+    """
+    if not getproctitle().startswith("fathom::Worker"):
+        return
+    import fathom.dist.torch_group
+    import fathom.worker.worker
+    from tests.worker.delayed_device import DelayedDevice
+
+    fake = FakeCapture()
+    native.cpu = None
+    ref.paged_attention = _as_one_operation
+    fathom.dist.torch_group.is_possible = lambda: False
+    fathom.worker.worker.make_device = DelayedDevice  # type: ignore[assignment]
+    DelayedDevice.graph_capture = lambda self: fake  # type: ignore[method-assign]
+    fathom.worker.worker.Worker.num_replays = lambda self: fake.num_replays  # type: ignore[attr-defined]
+
+
+def write_plugin(folder: Path) -> None:
+    """Makes `folder`, once it is on sys.path, a place where the plugin is found."""
+    info = folder / "fathom_test_graphs-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: fathom-test-graphs\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[fathom.general_plugins]\ngraphs = tests.worker.fake_graphs:install\n")

@@ -21,7 +21,7 @@ from fathom.worker.graphs import CUDAGraphs
 from fathom.worker.model_runner import ModelRunner
 from fathom.worker.worker import Worker
 from tests.worker.delayed_device import DelayedDevice
-from tests.worker.fake_graphs import FakeCapture, plain_attention, use_plain_torch
+from tests.worker.fake_graphs import FakeCapture, plain_attention, use_plain_torch, write_plugin
 
 SIZES = [1, 2, 4, 6, 24]
 # Long and short ones, so that steps are mixed, and chunks of a prompt stand beside decodes.
@@ -107,6 +107,29 @@ def test_with_tokens_that_stay_on_the_device(
     delayed = answers(tiny("llama-gqa"), cudagraph_capture_sizes=SIZES, async_scheduling=True)
     assert delayed == eager
     assert capture.num_replays > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "split"), [("llama-gqa", {"tensor_parallel_size": 2}), ("gemma3", {"pipeline_parallel_size": 2})], ids=str
+)
+def test_with_several_workers(
+    tiny: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, split: dict[str, int]
+) -> None:
+    """Their sums are in the graphs, and what stages send is not; tokens stay on the device."""
+    eager = answers(tiny(name), enforce_eager=True)
+    write_plugin(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(resolve_graphs, "DEVICES", ("cpu",))
+    options = {"dtype": "float32", "max_model_len": 128, "num_threads": 2, "max_num_seqs": 5, "show_progress": False}
+    options |= {"async_scheduling": True, "max_num_batched_tokens": 32, "cudagraph_capture_sizes": SIZES, **split}
+    with LLM(tiny(name), **options) as llm:
+        num_replays = llm.collective_rpc("num_replays")
+        assert num_replays == [0, 0]
+        for _ in range(2):
+            outputs = llm.generate([*PROMPTS, PROMPTS[4]], [*PARAMS, PARAMS[0]], use_tqdm=False)
+            assert [tuple(output.outputs[0].token_ids) for output in outputs] == eager
+        assert min(llm.collective_rpc("num_replays")) > 20
+        assert llm.get_stats()["kv_cache_usage"] == 0
 
 
 @pytest.mark.parametrize("mode", ["FULL_AND_PIECEWISE", "PIECEWISE"])

@@ -126,3 +126,20 @@ def test_no_step_waits_for_the_device(tiny: Callable[[str], Path], launches: set
             worker.execute_model(step)
             assert isinstance(worker.sample_tokens(), PendingOutput)
     assert {"_attend", "_rotate_and_store", "_best_tokens", "_draw_tokens", "_score", "_apply"} <= launches
+
+
+def test_the_boot_launches_every_kernel_that_is_not_the_model_s(
+    tiny: Callable[[str], Path], launches: set[str]
+) -> None:
+    """A request that is the first to ask for something does not wait for its kernels to be compiled."""
+    make_worker(tiny("llama-gqa"), "raw_logprobs").warm_up()
+    assert {
+        "_best_tokens",
+        "_draw_tokens",
+        "_set_floors",
+        "_set_goals",
+        "_narrow",
+        "_score",
+        "_compact",
+        "_apply",
+    } <= launches

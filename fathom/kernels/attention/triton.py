@@ -10,12 +10,14 @@ Dao et al. 2022). A request with a single query would keep only one program a KV
 keys are cut into ranges, each a program's of its own, and a second kernel merges what they found (Flash-Decoding, Dao
 et al. 2023). Ranges begin at fixed positions, so what a request gets does not depend on the others of its batch.
 
-Which request a tile belongs to is looked up on the device: request i's tiles begin at number
-query_start_loc[i] // queries_per_tile + i, which leaves each request room for all of its tiles; those left over end
-at once. So the host need not know the lengths, and a launch can be part of a CUDA graph.
+Where every request has one query, tile i is request i's. Else a tile's request is looked up on the device: request i's
+tiles begin at number query_start_loc[i] // queries_per_tile + i, which leaves each request room for all of its tiles;
+those left over end at once. So the host need not know the lengths, and a launch can be part of a CUDA graph.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 import triton
@@ -27,8 +29,27 @@ from fathom.kernels.kv_cache import KVCache
 MAX_RANGES = 16
 """Most ranges that a single query's keys are cut into."""
 MIN_RANGE_KEYS = 512
-DECODE_ROWS, PREFILL_ROWS = 16, 64
-"""Rows of a tile; 16 is the least that a tensor core takes."""
+DECODE_ROWS = 16
+"""Rows of a tile where every request has one query: the least that a tensor core takes."""
+
+
+class Tile(NamedTuple):
+    """What a program computes at once: rows of queries, and keys. warps: of the program."""
+
+    rows: int
+    keys: int
+    warps: int
+
+    @classmethod
+    def of(cls, dtype: torch.dtype, dim: int, is_decode: bool) -> Tile:
+        """Large enough to keep tensor cores busy, and so small that a processor's shared memory holds it, of which
+        compute capability 8.6 and 8.9 have the least: 99 KiB.
+        """
+        if dtype is torch.float32:
+            rows, keys, warps = (64, 32, 4) if dim <= 128 else (32, 16, 4)
+        else:
+            rows, keys, warps = (128, 64, 8) if dim <= 128 else (64, 32, 4)
+        return cls(DECODE_ROWS, keys, 4) if is_decode else cls(rows, keys, warps)
 
 
 def paged_attention(
@@ -45,15 +66,17 @@ def paged_attention(
     num_tokens, num_heads, head_dim = query.shape
     num_kv_heads, num_reqs = cache.keys.shape[1], len(seq_lens)
     group = num_heads // num_kv_heads
-    rows = max(DECODE_ROWS if num_tokens == num_reqs else PREFILL_ROWS, power_of_two(group))
+    is_decode = num_tokens == num_reqs  # every request has a query, so it has no other
+    tile = Tile.of(query.dtype, power_of_two(head_dim), is_decode)
+    rows = max(tile.rows, power_of_two(group))
     queries_per_tile = rows // group
+    num_tiles = num_reqs if is_decode else num_tokens // queries_per_tile + num_reqs
     range_keys, num_ranges = _ranges(block_table.shape[1] * cache.block_size)
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     partial = torch.empty(num_reqs, num_heads, num_ranges, head_dim, dtype=torch.float32, device=query.device)
     states = torch.empty(2, num_reqs, num_heads, num_ranges, dtype=torch.float32, device=query.device)
     lengths = (block_table, block_table.stride(0), query_start_loc, seq_lens)
-    tile_keys = 32 if query.dtype is torch.float32 or head_dim > 128 else 64
-    _attend[(num_tokens // queries_per_tile + num_reqs, num_kv_heads, num_ranges)](
+    _attend[(num_tiles, num_kv_heads, num_ranges)](
         query,
         query.stride(0),
         cache.keys,
@@ -79,11 +102,13 @@ def paged_attention(
         KEY_TOKEN=cache.keys.stride(3),
         ROWS=rows,
         QUERIES=queries_per_tile,
-        KEYS=tile_keys,
+        KEYS=tile.keys,
         RANGES=num_ranges,
+        DECODE=is_decode,
         SCALED=cache.scales is not None,
         WINDOWED=window is not None,
         CAPPED=softcap is not None,
+        num_warps=tile.warps,
     )
     if num_ranges > 1:
         _merge[(num_reqs, num_heads)](
@@ -132,7 +157,7 @@ def _first_visible(position, window, WINDOWED: tl.constexpr):
     return first
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_reqs"])
 def _attend(
     query,
     query_stride,
@@ -164,17 +189,22 @@ def _attend(
     QUERIES: tl.constexpr,
     KEYS: tl.constexpr,
     RANGES: tl.constexpr,
+    DECODE: tl.constexpr,
     SCALED: tl.constexpr,
     WINDOWED: tl.constexpr,
     CAPPED: tl.constexpr,
 ):
     tile, kv_head, key_range = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     GROUP: tl.constexpr = HEADS // KV_HEADS
-    request = _request_of(tile, query_start_loc, num_reqs, QUERIES)
+    request = tile
+    if not DECODE:
+        request = _request_of(tile, query_start_loc, num_reqs, QUERIES)
     start = tl.load(query_start_loc + request)
     query_len = tl.load(query_start_loc + request + 1) - start
     seq_len = tl.load(seq_lens + request)
-    first_query = (tile - (start // QUERIES + request)) * QUERIES
+    first_query = 0 * tile
+    if not DECODE:
+        first_query = (tile - (start // QUERIES + request)) * QUERIES
     if first_query >= query_len:
         return
     # The tile's queries, and the keys that the first and the last of them see.
@@ -242,7 +272,7 @@ def _attend(
         tl.store(states + num_reqs * HEADS * RANGES + part, total, mask=is_row)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_reqs"])
 def _merge(
     partial,
     states,

@@ -41,7 +41,7 @@ def fp8_matmul(
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def _multiply(
     x,
     x_stride,

@@ -23,8 +23,8 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         normed,
         normed,
         rows.shape[1],
-        SIZE=power_of_two(rows.shape[1]),
         ADDS=False,
+        **_width(rows),
     )
     return normed.view(x.shape)
 
@@ -45,10 +45,16 @@ def add_rms_norm(
         normed,
         total,
         rows.shape[1],
-        SIZE=power_of_two(rows.shape[1]),
         ADDS=True,
+        **_width(rows),
     )
     return normed.view(x.shape), total.view(x.shape)
+
+
+def _width(rows: torch.Tensor) -> dict[str, int]:
+    """The tile that holds a row, and so many warps that it fits their registers."""
+    size = power_of_two(rows.shape[1])
+    return {"SIZE": size, "num_warps": 4 if size <= 4096 else 8}
 
 
 @triton.jit

@@ -39,7 +39,7 @@ def apply_penalties(
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_pairs", "num_rows"])
 def _apply(logits, stride, integers, floats, num_pairs, num_rows, TILE: tl.constexpr):
     """Both pointers are to the same words: of the pairs owner, token and count, of the rows number and penalties."""
     pair = tl.program_id(0) * TILE + tl.arange(0, TILE)

@@ -49,7 +49,7 @@ quant_matmul = decoded_matmul
 """The same: on a GPU activations are not rounded."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def _multiply(
     x,
     x_stride,

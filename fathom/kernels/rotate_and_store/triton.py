@@ -54,6 +54,7 @@ def rotate_and_store(
         SCALED=cache.scales is not None,
         NORMS_QUERY=query_norm is not None,
         NORMS_KEY=key_norm is not None,
+        num_warps=1,  # half a head is little more than its threads
     )
     return queries
 

@@ -30,6 +30,7 @@ from fathom.kernels.row_search import (
     float_of,
     is_finite_row,
     is_kept,
+    kernel,
     key_of,
     load_tiles,
     load_values,
@@ -163,14 +164,14 @@ def _find_kept(rows: Rows, limits: _Limits) -> _Kept:
     return _Kept(bests, cuts, goals, above, tied)
 
 
-@triton.jit
+@kernel
 def _best_tokens(best_tiles, tiles, tokens, TILES: tl.constexpr):
     index = tl.program_id(0).to(tl.int64)
     best = best_of_row(best_tiles, index, tiles, TILES)
     tl.store(tokens + index, tl.where(is_finite_row(best >> 32), token_of(best), NONE))
 
 
-@triton.jit
+@kernel
 def _set_floors(best_tiles, kth, log_min_p, tiles, bests, floors, cuts, TILES: tl.constexpr, K: tl.constexpr):
     """The least key that min_p and top_k leave; the cut is just below it."""
     index = tl.program_id(0).to(tl.int64)
@@ -183,7 +184,7 @@ def _set_floors(best_tiles, kth, log_min_p, tiles, bests, floors, cuts, TILES: t
     tl.store(cuts + index, floor - 1)
 
 
-@triton.jit
+@kernel
 def _measure(
     logits,
     stride,
@@ -208,7 +209,7 @@ def _measure(
     tl.store(tied + index * tiles + tile, tl.sum((keys == cut).to(tl.int32), 0))
 
 
-@triton.jit
+@kernel
 def _set_goals(masses, bests, top_p, tiles, goals, TILES: tl.constexpr):
     """The least mass that is top_p of all; 0 for rows without top_p."""
     index = tl.program_id(0).to(tl.int64)
@@ -233,7 +234,7 @@ def _load_ties(best, cut, goal, above, tied, index, tiles, unit, TILES: tl.const
     return masses, share, tl.maximum(wanted - (tl.cumsum(ties, 0) - ties), 0)
 
 
-@triton.jit
+@kernel
 def _draw_tokens(
     logits,
     stride,
@@ -271,7 +272,7 @@ def _draw_tokens(
     tl.store(tokens + index, tile * TILE + tl.sum((cumulative <= target).to(tl.int64), 0))
 
 
-@triton.jit
+@kernel
 def _truncate(
     logits,
     stride,

@@ -21,6 +21,7 @@ from fathom.kernels.row_search import (
     float_of,
     is_finite_row,
     is_kept,
+    kernel,
     key_of,
     load_tiles,
     load_values,
@@ -78,7 +79,7 @@ def _best(rows: Rows, counts: torch.Tensor, token_ids: torch.Tensor) -> None:
     token_ids.copy_(by_id.gather(1, values.sort(dim=1, descending=True, stable=True).indices))
 
 
-@triton.jit
+@kernel
 def _count(logits, stride, numbers, temperatures, vocab_size, kth, tiles, above, tied, TILE: tl.constexpr):
     """How many tokens of a tile are above the k-th best, and how many tie with it."""
     index, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -89,7 +90,7 @@ def _count(logits, stride, numbers, temperatures, vocab_size, kth, tiles, above,
     tl.store(tied + index * tiles + tile, tl.sum((keys == cut).to(tl.int32), 0))
 
 
-@triton.jit
+@kernel
 def _compact(
     logits,
     stride,
@@ -122,7 +123,7 @@ def _compact(
     tl.store(values_kept + place, values, mask=kept)
 
 
-@triton.jit
+@kernel
 def _measure(
     logits,
     stride,
@@ -149,7 +150,7 @@ def _measure(
     tl.store(above + index * tiles + tile, tl.sum((keys > key_of(target)).to(tl.int32), 0))
 
 
-@triton.jit
+@kernel
 def _score(
     logits,
     stride,
