@@ -60,6 +60,13 @@ def logprobs_calls(logits: torch.Tensor) -> Iterator[tuple[str, Call, Call]]:
     for k in (0, 20, 200, 1000):
         arguments = (logits, rows, targets, k, True)
         yield f"logprobs {k}", *(partial(kernel.token_logprobs, *arguments) for kernel in (logprobs_cpu, logprobs_ref))
+    neutral = DrawSettings.neutral(*logits.shape)
+    for k in (20, 200):
+        choices = [kernel.Choice(rows, rows < 0, neutral, logits.shape[1]) for kernel in (sampling_cpu, sampling_ref)]
+        yield (
+            f"best token, logprobs {k}",
+            *(partial(choice.choose_and_score, logits, [], rows, k, True) for choice in choices),
+        )
 
 
 def penalties_calls(logits: torch.Tensor) -> Iterator[tuple[str, Call, Call]]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
-import numpy as np
+if TYPE_CHECKING:
+    from fathom.step import LogprobsArrays
 
 
 @dataclass(slots=True)
@@ -21,42 +22,47 @@ class Logprob:
 class PositionLogprobs(Sequence["dict[int, Logprob] | None"]):
     """For each position, token id -> Logprob: the chosen token first, then the best ones.
 
-    Kept as arrays; a position's dictionary is made when it is looked at, so that asking for many logprobs and
-    reading few costs little. Behaves like a list.
+    Kept as rows of the engine's arrays; a position's dictionary is made when it is looked at, so that asking for many
+    logprobs and reading few costs little. Behaves like a list.
 
     Args:
         decode: token ids -> their texts, or None to leave decoded_token empty.
+        k: how many best tokens are shown of each position; None: all that the arrays have.
         leading_none: whether position 0 has no logprobs (the first token of a prompt).
     """
 
-    def __init__(self, decode: Callable[[Sequence[int]], list[str]] | None, leading_none: bool = False) -> None:
+    def __init__(
+        self,
+        decode: Callable[[Sequence[int]], list[str]] | None,
+        k: int | None = None,
+        *,
+        leading_none: bool = False,
+    ) -> None:
         self._decode = decode
+        self._k = k
         self._leading = 1 if leading_none else 0
-        self._token_ids: list[np.ndarray] = []
-        self._logprobs: list[np.ndarray] = []
-        self._ranks: list[int] = []
+        self._rows: list[tuple[LogprobsArrays, int]] = []
 
-    def append(self, token_ids: np.ndarray, logprobs: np.ndarray, rank: int) -> None:
-        """Add a position: [1 + k] token ids and logprobs, the chosen token first, and the chosen token's rank."""
-        self._token_ids.append(token_ids)
-        self._logprobs.append(logprobs)
-        self._ranks.append(rank)
+    def append(self, arrays: LogprobsArrays, first: int, count: int = 1) -> None:
+        """Add `count` positions: rows of the arrays, from `first` on."""
+        self._rows += [(arrays, row) for row in range(first, first + count)]
 
     def span(self, start: int, end: int) -> PositionLogprobs:
-        """Positions start .. end-1, unaffected by what is appended later."""
-        part = PositionLogprobs(self._decode)
-        part._token_ids, part._logprobs = self._token_ids[start:end], self._logprobs[start:end]
-        part._ranks = self._ranks[start:end]
+        """Positions start .. end-1, of those without a leading None, unaffected by what is appended later."""
+        part = PositionLogprobs(self._decode, self._k)
+        part._rows = self._rows[start:end]
         return part
 
     def extend(self, later: PositionLogprobs) -> None:
         """Add the positions of another, which has no leading None, at the end."""
-        self._token_ids += later._token_ids
-        self._logprobs += later._logprobs
-        self._ranks += later._ranks
+        self._rows += later._rows
+
+    def chosen_logprobs(self, start: int, end: int) -> list[float]:
+        """The chosen tokens' own, of positions as of `span`."""
+        return [arrays.chosen_logprob(row) for arrays, row in self._rows[start:end]]
 
     def __len__(self) -> int:
-        return self._leading + len(self._ranks)
+        return self._leading + len(self._rows)
 
     @overload
     def __getitem__(self, index: int) -> dict[int, Logprob] | None: ...
@@ -86,10 +92,12 @@ class PositionLogprobs(Sequence["dict[int, Logprob] | None"]):
         index -= self._leading
         if index < 0:
             return None
-        token_ids = self._token_ids[index].tolist()
-        logprobs = self._logprobs[index].tolist()
+        arrays, row = self._rows[index]
+        width = None if self._k is None else 1 + self._k
+        token_ids = arrays.token_ids[row, :width].tolist()
+        logprobs = arrays.logprobs[row, :width].tolist()
         texts = self._decode(token_ids) if self._decode is not None else [None] * len(token_ids)
-        entries = {token_ids[0]: Logprob(logprobs[0], self._ranks[index], texts[0])}
+        entries = {token_ids[0]: Logprob(logprobs[0], int(arrays.ranks[row]), texts[0])}
         for rank, (token_id, logprob, text) in enumerate(
             zip(token_ids[1:], logprobs[1:], texts[1:], strict=True), start=1
         ):

@@ -8,6 +8,7 @@ only its new blocks do, since the worker appends the tokens that it samples itse
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
@@ -15,16 +16,58 @@ import numpy as np
 from fathom.params import SamplingParams
 
 
-class LogprobsArrays(msgspec.Struct):
-    """Log-probabilities of some positions.
+class LogprobsArrays(msgspec.Struct, array_like=True):
+    """Log-probabilities of n positions, packed into one array, which is handed on as it is.
 
-    token_ids: [rows, 1 + k] int32, the chosen token first, then the k best; logprobs: [rows, 1 + k] float32;
-    ranks: [rows] int32, the chosen token's rank, 1 is the best.
+    packed: [n * (2 * width + 1)] int32: token ids, the bits of logprobs, and ranks, as the properties show them.
+    width: 1 + k, the chosen token first, then the k best.
     """
 
-    token_ids: np.ndarray
-    logprobs: np.ndarray
-    ranks: np.ndarray
+    packed: np.ndarray
+    width: int
+
+    @classmethod
+    def empty(cls, n: int, k: int) -> LogprobsArrays:
+        """Room for them, not yet written."""
+        return cls(np.empty(n * (2 * k + 3), np.int32), 1 + k)
+
+    @classmethod
+    def joined(cls, parts: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> LogprobsArrays:
+        """Of (token ids, logprobs, ranks), one part's positions behind the other's."""
+        token_ids, logprobs, ranks = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+        bits = logprobs.astype(np.float32, copy=False).view(np.int32)
+        packed = np.concatenate([token_ids.ravel(), bits.ravel(), ranks], dtype=np.int32)
+        return cls(packed, token_ids.shape[1])
+
+    @property
+    def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        return self.token_ids, self.logprobs, self.ranks
+
+    @property
+    def token_ids(self) -> np.ndarray:
+        """[n, width] int32."""
+        return self.packed[: len(self) * self.width].reshape(-1, self.width)
+
+    @property
+    def logprobs(self) -> np.ndarray:
+        """[n, width] float32."""
+        cells = len(self) * self.width
+        return self.packed[cells : 2 * cells].view(np.float32).reshape(-1, self.width)
+
+    @property
+    def ranks(self) -> np.ndarray:
+        """[n] int32, the chosen tokens'; 1 is the best."""
+        return self.packed[2 * len(self) * self.width :]
+
+    def __len__(self) -> int:
+        return len(self.packed) // (2 * self.width + 1)
+
+    def chosen_logprob(self, position: int) -> float:
+        return float(self.packed.view(np.float32)[(len(self) + position) * self.width])
+
+    def take(self, positions: np.ndarray | list[int]) -> LogprobsArrays:
+        """Some positions, by number or by mask."""
+        return LogprobsArrays.joined([(self.token_ids[positions], self.logprobs[positions], self.ranks[positions])])
 
 
 class NewRequestData(msgspec.Struct):

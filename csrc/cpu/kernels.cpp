@@ -54,6 +54,7 @@ namespace FATHOM_LEVEL {
 #include "softmax_weights.h"
 #include "selection.h"
 #include "sampling.h"
+#include "log_sum.h"
 #include "token_logprobs.h"
 
 }  // namespace FATHOM_LEVEL
@@ -72,6 +73,7 @@ const Kernels FATHOM_JOIN(kernels_, FATHOM_LEVEL) = {
     .quant_matmul = FATHOM_LEVEL::quant_matmul,
     .best_tokens = FATHOM_LEVEL::best_tokens,
     .draw_tokens = FATHOM_LEVEL::draw_tokens,
+    .choose_tokens = FATHOM_LEVEL::choose_tokens,
     .truncate_logits = FATHOM_LEVEL::truncate_logits,
     .token_logprobs = FATHOM_LEVEL::token_logprobs,
     .apply_penalties = FATHOM_LEVEL::apply_penalties,

@@ -88,15 +88,21 @@ struct DrawArgs {
   int64_t num_rows, vocab_size;
 };
 
+// Where scores go, and which: of each row its own token, the target, and then the k best.
+struct ScoreArgs {
+  int32_t* token_ids;  // [num_scored, 1 + k]
+  float* scores;       // the same
+  int32_t* ranks;      // [num_scored], of the targets
+  int64_t k;
+  bool normalised;
+};
+
 struct LogprobsArgs {
-  int32_t* token_ids;      // [num_rows, 1 + k], the target first
-  float* scores;           // the same
-  int32_t* ranks;          // [num_rows], of the targets
+  ScoreArgs to;
   const float* logits;     // [..., vocab_size]
   const int64_t* rows;     // [num_rows], which rows of the logits
   const int64_t* targets;  // [num_rows]
-  int64_t num_rows, vocab_size, k;
-  bool normalised;
+  int64_t num_rows, vocab_size;
 };
 
 // The tokens that a row has seen, and how often its output has each.
@@ -147,10 +153,14 @@ struct Kernels {
                       float factor);
   void (*unpack_rows)(const PackedRowsArgs& args);
   void (*quant_matmul)(const PackedArgs& args);
-  // token_ids [num_rows]; -1 for a row that is not finite. Here and in draw_tokens.
+  // token_ids [num_rows]; -1 for a row that is not finite. Here and in the next two.
   void (*best_tokens)(int64_t* token_ids, const float* logits, const int64_t* rows, int64_t num_rows,
                       int64_t vocab_size);
   void (*draw_tokens)(int64_t* token_ids, const double* uniforms, const DrawArgs& args);
+  // A token for each row, drawn where is_random [num_rows] holds; uniforms [num_rows]. With `to`, also the scores of
+  // rows whose places [num_rows], among the scored ones, are not -1.
+  void (*choose_tokens)(int64_t* token_ids, const double* uniforms, const bool* is_random, const DrawArgs& args,
+                        const ScoreArgs* to, const int64_t* places);
   void (*truncate_logits)(const DrawArgs& args);
   void (*token_logprobs)(const LogprobsArgs& args);
   // penalties [num_rows, 3]: repetition, frequency, presence.

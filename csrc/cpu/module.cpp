@@ -138,8 +138,12 @@ void truncate_logits(Address logits, Address rows, Address temperature, Address 
 
 void token_logprobs(Address token_ids, Address scores, Address ranks, Address logits, Address rows, Address targets,
                     int64_t num_rows, int64_t vocab_size, int64_t k, bool normalised) {
-  fathom::kernels().token_logprobs({at<int32_t>(token_ids), at<float>(scores), at<int32_t>(ranks), at<float>(logits),
-                                    at<int64_t>(rows), at<int64_t>(targets), num_rows, vocab_size, k, normalised});
+  fathom::kernels().token_logprobs({{at<int32_t>(token_ids), at<float>(scores), at<int32_t>(ranks), k, normalised},
+                                    at<float>(logits),
+                                    at<int64_t>(rows),
+                                    at<int64_t>(targets),
+                                    num_rows,
+                                    vocab_size});
 }
 
 void apply_penalties(Address logits, Address rows, Address penalties, int64_t num_rows, int64_t vocab_size) {
@@ -207,6 +211,14 @@ std::vector<int64_t> choose(const fathom::Choice& choice, Address logits, const 
   return choice.choose(at<float>(logits), uniforms);
 }
 
+std::vector<int64_t> choose_and_score(const fathom::Choice& choice, Address logits, const std::vector<double>& uniforms,
+                                      Address places, Address token_ids, Address scores, Address ranks, int64_t k,
+                                      bool normalised) {
+  const nb::gil_scoped_release released;
+  const fathom::ScoreArgs to{at<int32_t>(token_ids), at<float>(scores), at<int32_t>(ranks), k, normalised};
+  return choice.choose(at<float>(logits), uniforms, &to, at<int64_t>(places));
+}
+
 }  // namespace
 
 NB_MODULE(_cpu, module) {
@@ -228,7 +240,8 @@ NB_MODULE(_cpu, module) {
       .def("append", &fathom::StepRows::append);
   module.def("make_step_rows", make_step_rows);
   nb::class_<fathom::Choice>(module, "Choice", "Chooses the tokens of some rows by fixed settings.")
-      .def("choose", choose);
+      .def("choose", choose)
+      .def("choose_and_score", choose_and_score);
   module.def("make_choice", make_choice);
   def_kernel(module, "rms_norm", rms_norm);
   def_kernel(module, "add_rms_norm", add_rms_norm);

@@ -61,9 +61,21 @@ inline RowScan scan_row(const float* row, int64_t size, float* maxima) {
   return scan;
 }
 
-// The first token with the row's largest logit.
-inline int64_t find_best(const float* row, const float* maxima, float best) {
+// visit(group) for each group whose largest logit passes the test, in order. test: of a Vector, and of a float.
+template <typename Test, typename Visit>
+inline void visit_groups(const float* maxima, int64_t count, const Test& test, const Visit& visit) {
   int64_t group = 0;
+  for (; group + kLanes <= count; group += kLanes)
+    for (uint32_t bits = lane_bits(test(load(maxima + group))); bits != 0; bits &= bits - 1)
+      visit(group + __builtin_ctz(bits));
+  for (; group < count; ++group)
+    if (test(maxima[group])) visit(group);
+}
+
+// The first token with the row's largest logit.
+inline int64_t find_best(const float* row, int64_t size, const float* maxima, float best) {
+  int64_t group = 0;
+  while (group + kLanes <= num_groups(size) && lane_bits(load(maxima + group) == best) == 0) group += kLanes;
   while (maxima[group] != best) ++group;
   int64_t token = group * kGroup;
   while (row[token] != best) ++token;

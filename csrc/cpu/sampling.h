@@ -31,15 +31,21 @@ inline int64_t collect(const float* row, int64_t size, float temperature, float 
   // Rounding must not hide a group: whether a logit counts is decided after the division.
   const float surely_below = bound * temperature - std::fabs(bound * temperature) * 1e-6f;
   int64_t count = 0;
-  for (int64_t group = 0; group * kGroup < size; ++group) {
-    if (memory.maxima[group] < surely_below) continue;
-    for (int64_t token = group * kGroup; token < std::min(size, (group + 1) * kGroup); ++token) {
-      const float value = row[token] / temperature;
-      memory.values[count] = value;
-      memory.token_ids[count] = static_cast<int32_t>(token);
-      count += value >= bound;
+  const auto reaches = [=](auto largest) { return largest >= surely_below; };
+  visit_groups(memory.maxima.data(), num_groups(size), reaches, [&](int64_t group) {
+    for (int64_t first = group * kGroup; first < std::min(size, (group + 1) * kGroup); first += kLanes) {
+      const Vector values = SoftmaxWeights::load_row(row, first, size) / temperature;
+      float lanes[kLanes];
+      store(lanes, values);
+      const uint32_t inside = (UINT32_C(1) << std::min<int64_t>(kLanes, size - first)) - 1;
+      for (uint32_t bits = lane_bits(values >= bound) & inside; bits != 0; bits &= bits - 1) {
+        const int lane = __builtin_ctz(bits);
+        memory.values[count] = lanes[lane];
+        memory.token_ids[count] = static_cast<int32_t>(first + lane);
+        ++count;
+      }
     }
-  }
+  });
   return count;
 }
 
@@ -63,6 +69,8 @@ inline uint64_t sum_of_first(const std::vector<uint64_t>& weights, int64_t count
   return total;
 }
 
+inline float* row_of(const DrawArgs& args, int64_t index) { return args.logits + args.rows[index] * args.vocab_size; }
+
 // One row and what is to be done with it.
 struct RowDraw {
   const float* row;
@@ -74,15 +82,16 @@ struct RowDraw {
   RowScan scan;
   SoftmaxWeights softmax;
 
-  RowDraw(const DrawArgs& args, int64_t index, RowMemory& memory)
-      : row(args.logits + args.rows[index] * args.vocab_size),
+  // The row has been scanned into memory.maxima.
+  RowDraw(const DrawArgs& args, int64_t index, RowMemory& memory, const RowScan& scan)
+      : row(row_of(args, index)),
         size(args.vocab_size),
         temperature(args.temperature[index]),
         log_min_p(args.log_min_p[index]),
         top_k(args.top_k[index]),
         top_p(args.top_p[index]),
         memory(memory),
-        scan(scan_row(row, size, memory.maxima.data())),
+        scan(scan),
         softmax{temperature, scan.best / temperature} {}
 
   bool has_distribution() const { return scan.is_finite() && std::isfinite(softmax.best); }
@@ -171,28 +180,33 @@ struct RowDraw {
   }
 };
 
+inline int64_t best_token(const float* row, int64_t size, const RowMemory& memory, const RowScan& scan) {
+  return scan.is_finite() ? find_best(row, size, memory.maxima.data(), scan.best) : kNoToken;
+}
+
 inline void best_tokens(int64_t* token_ids, const float* logits, const int64_t* rows, int64_t num_rows,
                         int64_t vocab_size) {
   pool().run(num_rows, [&](int64_t index) {
     const float* row = logits + rows[index] * vocab_size;
     RowMemory& memory = RowMemory::of_size(vocab_size);
     const RowScan scan = scan_row(row, vocab_size, memory.maxima.data());
-    token_ids[index] = scan.is_finite() ? find_best(row, memory.maxima.data(), scan.best) : kNoToken;
+    token_ids[index] = best_token(row, vocab_size, memory, scan);
   });
 }
 
 inline void draw_tokens(int64_t* token_ids, const double* uniforms, const DrawArgs& args) {
   pool().run(args.num_rows, [&](int64_t index) {
-    const RowDraw draw(args, index, RowMemory::of_size(args.vocab_size));
-    token_ids[index] = draw.draw(uniforms[index]);
+    RowMemory& memory = RowMemory::of_size(args.vocab_size);
+    const RowScan scan = scan_row(row_of(args, index), args.vocab_size, memory.maxima.data());
+    token_ids[index] = RowDraw(args, index, memory, scan).draw(uniforms[index]);
   });
 }
 
 inline void truncate_logits(const DrawArgs& args) {
   pool().run(args.num_rows, [&](int64_t index) {
     RowMemory& memory = RowMemory::of_size(args.vocab_size);
-    const RowDraw draw(args, index, memory);
-    float* row = args.logits + args.rows[index] * args.vocab_size;
+    float* row = row_of(args, index);
+    const RowDraw draw(args, index, memory, scan_row(row, args.vocab_size, memory.maxima.data()));
     if (draw.has_distribution() && draw.truncates()) {
       const int64_t count = draw.remaining();
       std::fill_n(row, args.vocab_size, -__builtin_inff());

@@ -93,6 +93,19 @@ inline V repeat_lane(V value, std::index_sequence<kLane...>) {
   return __builtin_shufflevector(value, value, ((kLane & ~size_t{3}) + kOne)...);
 }
 
+// Bit l says whether a comparison holds in lane l.
+inline uint32_t lane_bits(IntVector holds) {
+#if defined(__AVX512F__)
+  return _mm512_test_epi32_mask((__m512i)holds, (__m512i)holds);
+#elif defined(__AVX2__)
+  return _mm256_movemask_ps((__m256)holds);
+#else
+  uint32_t bits = 0;
+  for (int lane = 0; lane < kLanes; ++lane) bits |= (holds[lane] & 1u) << lane;
+  return bits;
+#endif
+}
+
 // The largest lane, in every lane.
 inline Vector max_lanes(Vector value) { return reduce_lanes(value, largest_of); }
 

@@ -17,13 +17,19 @@ inline DoubleVector widen(HalfVector x) {
 #endif
 }
 
+// Lanes kFirst ... of a vector.
+template <size_t kFirst, size_t... kLane>
+inline DoubleVector widen_half(Vector x, std::index_sequence<kLane...>) {
+  return widen(__builtin_shufflevector(x, x, (kFirst + kLane)...));
+}
+
 // Lanes kFirst ... of floats in [0, 1] as whole numbers, each with kSurplus added. The last bit of 384 + x is worth
 // 2^-44.
 constexpr uint64_t kSurplus = UINT64_C(0x4078000000000000);  // the bits of 384
 
-template <size_t kFirst, size_t... kLane>
-inline LongVector whole_weights(Vector weights, std::index_sequence<kLane...>) {
-  return (LongVector)(widen(__builtin_shufflevector(weights, weights, (kFirst + kLane)...)) + 384.0);
+template <size_t kFirst>
+inline LongVector whole_weights(Vector weights) {
+  return (LongVector)(widen_half<kFirst>(weights, HalfLanes()) + 384.0);
 }
 
 struct SoftmaxWeights {
@@ -35,8 +41,8 @@ struct SoftmaxWeights {
   // Of scaled logits.
   void weigh(uint64_t* weights, Vector scaled) const {
     const Vector weight = exp(scaled - best);
-    const LongVector low = whole_weights<0>(weight, HalfLanes()) - kSurplus;
-    const LongVector high = whole_weights<kLanes / 2>(weight, HalfLanes()) - kSurplus;
+    const LongVector low = whole_weights<0>(weight) - kSurplus;
+    const LongVector high = whole_weights<kLanes / 2>(weight) - kSurplus;
     __builtin_memcpy(weights, &low, sizeof low);
     __builtin_memcpy(weights + kLanes / 2, &high, sizeof high);
   }
@@ -68,8 +74,8 @@ struct SoftmaxWeights {
     const auto add = [&](Vector x) {
       const Vector scaled = scaled_of(x);
       const Vector weight = scaled >= floor ? exp(scaled - best) : Vector{};
-      sums[0] += whole_weights<0>(weight, HalfLanes());
-      sums[1] += whole_weights<kLanes / 2>(weight, HalfLanes());
+      sums[0] += whole_weights<0>(weight);
+      sums[1] += whole_weights<kLanes / 2>(weight);
     };
     int64_t index = 0;
     for (; index + kLanes <= size; index += kLanes) add(load(logits + index));

@@ -1,4 +1,5 @@
-// Scores of chosen tokens and of the best ones, in two passes over a row. Included inside the level's namespace.
+// Scores of chosen tokens and of the best ones, in one pass over a row: what follows looks only into groups of logits
+// whose largest says that it must. Included inside the level's namespace.
 
 // A value and its token as one number: greater for a larger value, and of equal ones for the lower token.
 inline uint64_t ordered(float value, int64_t token) {
@@ -11,14 +12,16 @@ inline uint64_t ordered(float value, int64_t token) {
 
 inline int64_t token_of(uint64_t ordered) { return static_cast<uint32_t>(~ordered); }
 
-inline int32_t rank_of(const float* row, int64_t size, float value) {
+// 1 + the number of logits above the value; the row has been scanned into `maxima`.
+inline int32_t rank_of(const float* row, int64_t size, const float* maxima, float value) {
+  int64_t rank = 1;
   IntVector above = {};
-  int64_t index = 0;
-  for (; index + kLanes <= size; index += kLanes) above -= load(row + index) > value;
-  int32_t rank = 1;
+  visit_groups(maxima, num_groups(size), [=](auto largest) { return largest > value; }, [&](int64_t group) {
+    for (int64_t first = group * kGroup; first < std::min(size, (group + 1) * kGroup); first += kLanes)
+      above -= SoftmaxWeights::load_row(row, first, size) > value;  // -infinity, behind the end, is above nothing
+  });
   for (int lane = 0; lane < kLanes; ++lane) rank += above[lane];
-  for (; index < size; ++index) rank += row[index] > value;
-  return rank;
+  return static_cast<int32_t>(rank);
 }
 
 // The k best tokens, best first: [k] of memory.weights, as ordered() gives them.
@@ -39,30 +42,58 @@ inline void find_best_tokens(const float* row, int64_t size, int64_t k, RowMemor
   std::sort(memory.weights.begin(), memory.weights.begin() + k, std::greater<uint64_t>());
 }
 
-inline void score_row(const LogprobsArgs& args, int64_t index) {
-  RowMemory& memory = RowMemory::of_size(args.vocab_size);
-  const float* row = args.logits + args.rows[index] * args.vocab_size;
-  int32_t* token_ids = args.token_ids + index * (1 + args.k);
-  float* scores = args.scores + index * (1 + args.k);
-  token_ids[0] = static_cast<int32_t>(args.targets[index]);
-  const RowScan scan = scan_row(row, args.vocab_size, memory.maxima.data());
+// Writes the scores of a row that has been scanned into memory.maxima. log_total: 0 for scores that are logits.
+inline void score_row(const ScoreArgs& to, int64_t place, const float* row, int64_t size, int64_t target,
+                      const RowScan& scan, float log_total, RowMemory& memory) {
+  int32_t* token_ids = to.token_ids + place * (1 + to.k);
+  float* scores = to.scores + place * (1 + to.k);
+  token_ids[0] = static_cast<int32_t>(target);
   if (!scan.is_finite()) {  // no score is a number, and no token better than another
-    for (int64_t place = 0; place < args.k; ++place) token_ids[1 + place] = static_cast<int32_t>(place);
-    std::fill_n(scores, 1 + args.k, __builtin_nanf(""));
-    args.ranks[index] = 1;
+    for (int64_t rank = 0; rank < to.k; ++rank) token_ids[1 + rank] = static_cast<int32_t>(rank);
+    std::fill_n(scores, 1 + to.k, __builtin_nanf(""));
+    to.ranks[place] = 1;
     return;
   }
-  args.ranks[index] = rank_of(row, args.vocab_size, row[token_ids[0]]);
-  if (args.k > 0) find_best_tokens(row, args.vocab_size, args.k, memory);
-  for (int64_t place = 0; place < args.k; ++place) token_ids[1 + place] = token_of(memory.weights[place]);
-  for (int64_t place = 0; place < 1 + args.k; ++place) scores[place] = row[token_ids[place]];
-  if (!args.normalised) return;
-  const SoftmaxWeights softmax{1.0f, scan.best};
-  const double total = std::ldexp(static_cast<double>(softmax.sum(row, args.vocab_size)), -kWeightBits);
-  const float log_total = static_cast<float>(std::log(total));
-  for (int64_t place = 0; place < 1 + args.k; ++place) scores[place] = scores[place] - scan.best - log_total;
+  to.ranks[place] = rank_of(row, size, memory.maxima.data(), row[target]);
+  if (to.k > 0) find_best_tokens(row, size, to.k, memory);
+  for (int64_t rank = 0; rank < to.k; ++rank) token_ids[1 + rank] = token_of(memory.weights[rank]);
+  for (int64_t rank = 0; rank < 1 + to.k; ++rank) {
+    const float logit = row[token_ids[rank]];
+    scores[rank] = to.normalised ? logit - scan.best - log_total : logit;
+  }
+}
+
+// What score_row needs to know of a row.
+inline RowScan scan_for_scores(const ScoreArgs& to, const float* row, int64_t size, RowMemory& memory,
+                               float& log_total) {
+  return to.normalised ? scan_and_sum(row, size, memory.maxima.data(), log_total)
+                       : scan_row(row, size, memory.maxima.data());
 }
 
 inline void token_logprobs(const LogprobsArgs& args) {
-  pool().run(args.num_rows, [&](int64_t index) { score_row(args, index); });
+  pool().run(args.num_rows, [&](int64_t index) {
+    RowMemory& memory = RowMemory::of_size(args.vocab_size);
+    const float* row = args.logits + args.rows[index] * args.vocab_size;
+    float log_total = 0;
+    const RowScan scan = scan_for_scores(args.to, row, args.vocab_size, memory, log_total);
+    score_row(args.to, index, row, args.vocab_size, args.targets[index], scan, log_total, memory);
+  });
+}
+
+// Chooses a token for each row, and scores it while the row is near.
+inline void choose_tokens(int64_t* token_ids, const double* uniforms, const bool* is_random, const DrawArgs& args,
+                          const ScoreArgs* to, const int64_t* places) {
+  pool().run(args.num_rows, [&](int64_t index) {
+    RowMemory& memory = RowMemory::of_size(args.vocab_size);
+    const float* row = row_of(args, index);
+    const bool is_scored = to != nullptr && places[index] >= 0;
+    float log_total = 0;
+    const RowScan scan = is_scored ? scan_for_scores(*to, row, args.vocab_size, memory, log_total)
+                                   : scan_row(row, args.vocab_size, memory.maxima.data());
+    const int64_t token = is_random[index] ? RowDraw(args, index, memory, scan).draw(uniforms[index])
+                                           : best_token(row, args.vocab_size, memory, scan);
+    token_ids[index] = token;
+    if (is_scored)
+      score_row(*to, places[index], row, args.vocab_size, std::max<int64_t>(token, 0), scan, log_total, memory);
+  });
 }

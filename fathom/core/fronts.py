@@ -139,4 +139,4 @@ def _take_rows(logprobs: LogprobsArrays, outputs: list[EngineCoreOutput]) -> Log
     rows = np.array([output.logprobs_row for output in asked])
     for row, output in enumerate(asked):
         output.logprobs_row = row
-    return LogprobsArrays(logprobs.token_ids[rows], logprobs.logprobs[rows], logprobs.ranks[rows])
+    return logprobs.take(rows)

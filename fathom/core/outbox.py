@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import time
 
+from fathom.step import LogprobsArrays
 from fathom.wire.messages import EngineCoreOutput, EngineCoreOutputs
 
 MAX_DELAY_S = 0.05
+MAX_LOGPROBS_BYTES = 262_144
+"""Of a step; to gather more would take longer, since it is copied, than to send it by itself."""
 
 
 class Outbox:
     """Steps' outputs on their way to the caller, in order."""
 
     def __init__(self) -> None:
-        self._held: list[EngineCoreOutputs] = []
+        self._held: list[_Gathered] = []
         self._since = 0.0
 
     def add(self, outputs: EngineCoreOutputs) -> list[EngineCoreOutputs]:
@@ -26,30 +29,64 @@ class Outbox:
         if not self._held:
             if outputs.urgent:
                 return [outputs]
-            self._held.append(outputs)
             self._since = time.monotonic()
-            return []
-        last = self._held[-1]
-        if outputs.logprobs is None and last.logprobs is None and outputs.stats is None and last.stats is None:
-            _append(last.outputs, outputs.outputs)
-        else:
-            self._held.append(outputs)
+        if not self._held or not self._held[-1].fits(outputs):
+            self._held.append(_Gathered())
+        self._held[-1].add(outputs)
         return self.take() if outputs.urgent or time.monotonic() - self._since > MAX_DELAY_S else []
 
     def take(self) -> list[EngineCoreOutputs]:
         """All that is held."""
         held, self._held = self._held, []
-        return held
+        return [gathered.message() for gathered in held]
 
 
-def _append(held: list[EngineCoreOutput], new: list[EngineCoreOutput]) -> None:
-    """Add a step's outputs to those of earlier ones, one for each request."""
-    place = {output.request_id: index for index, output in enumerate(held)}
-    for output in new:
-        index = place.get(output.request_id)
-        if index is None:
-            held.append(output)
-        else:
-            output.new_token_ids = held[index].new_token_ids + output.new_token_ids
-            output.prompt_logprobs = output.prompt_logprobs or held[index].prompt_logprobs
-            held[index] = output
+class _Gathered:
+    """Outputs of one step and of those behind it: one for each request, with the logprobs of all its tokens."""
+
+    def __init__(self) -> None:
+        self._steps: list[EngineCoreOutputs] = []
+        self._outputs: dict[str, EngineCoreOutput] = {}
+        self._logprobs: list[LogprobsArrays] = []
+        self._num_rows = 0
+        self._rows: dict[str, list[int]] = {}  # by request, those of its tokens
+
+    def fits(self, outputs: EngineCoreOutputs) -> bool:
+        """Whether these can be told in the same message."""
+        if outputs.stats is not None or self._steps[-1].stats is not None:
+            return False
+        if outputs.logprobs is None or not self._logprobs:
+            return True
+        is_small = outputs.logprobs.packed.nbytes <= MAX_LOGPROBS_BYTES
+        return is_small and outputs.logprobs.width == self._logprobs[-1].width
+
+    def add(self, outputs: EngineCoreOutputs) -> None:
+        self._steps.append(outputs)
+        for output in outputs.outputs:
+            request_id = output.request_id
+            if output.logprobs_row >= 0:
+                self._rows.setdefault(request_id, []).append(self._num_rows + output.logprobs_row)
+            before = self._outputs.get(request_id)
+            if before is not None:
+                output.new_token_ids = before.new_token_ids + output.new_token_ids
+                output.prompt_logprobs = output.prompt_logprobs or before.prompt_logprobs
+            self._outputs[request_id] = output
+        if outputs.logprobs is not None:
+            self._logprobs.append(outputs.logprobs)
+            self._num_rows += len(outputs.logprobs)
+
+    def message(self) -> EngineCoreOutputs:
+        """All of it; a single step's outputs as they came."""
+        message = self._steps[-1]
+        if len(self._steps) > 1:
+            message.outputs = list(self._outputs.values())
+            message.logprobs = self._ordered_logprobs() if self._logprobs else None
+        return message
+
+    def _ordered_logprobs(self) -> LogprobsArrays:
+        """One request's rows after the other's; the outputs are told where theirs begin."""
+        order: list[int] = []
+        for request_id, rows in self._rows.items():
+            self._outputs[request_id].logprobs_row = len(order)
+            order += rows
+        return LogprobsArrays.joined([arrays.arrays for arrays in self._logprobs]).take(order)

@@ -1,4 +1,4 @@
-"""LogprobsProcessor: collects one answer's logprobs, step by step, and decodes nothing until it is read."""
+"""LogprobsProcessor: collects one answer's logprobs, step by step, and looks into nothing until it is read."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ class LogprobsProcessor:
     """
 
     def __init__(self, k: int, decode: Decode | None) -> None:
-        self.positions = PositionLogprobs(decode)
-        self.cumulative = 0.0
-        self._width = None if k < 0 else 1 + k
+        self.positions = PositionLogprobs(decode, None if k < 0 else k)
+        self._sum = 0.0
+        self._num_summed = 0
 
-    def add(self, arrays: LogprobsArrays, row: int) -> None:
-        """Take this answer's row of a step."""
-        logprobs = arrays.logprobs[row, : self._width]
-        self.positions.append(arrays.token_ids[row, : self._width], logprobs, int(arrays.ranks[row]))
-        self.cumulative += float(logprobs[0])
+    def cumulative(self, num_tokens: int) -> float:
+        """The sum of the first tokens' logprobs; asked for no fewer of them than before."""
+        for logprob in self.positions.chosen_logprobs(self._num_summed, num_tokens):
+            self._sum += logprob
+        self._num_summed = num_tokens
+        return self._sum
 
 
 def prompt_positions(arrays: LogprobsArrays | None, decode: Decode | None) -> PositionLogprobs:
     """A prompt's logprobs: None for its first token, then a row for each further one."""
     positions = PositionLogprobs(decode, leading_none=True)
     if arrays is not None:
-        for token_ids, logprobs, rank in zip(arrays.token_ids, arrays.logprobs, arrays.ranks, strict=True):
-            positions.append(token_ids, logprobs, int(rank))
+        positions.append(arrays, 0, len(arrays))
     return positions

@@ -163,7 +163,7 @@ class OutputProcessor:
         state.stop_reason = output.stop_reason
         state.error = output.error
         if output.logprobs_row >= 0 and state.logprobs is not None and step.logprobs is not None:
-            state.logprobs.add(step.logprobs, output.logprobs_row)
+            state.logprobs.positions.append(step.logprobs, output.logprobs_row, len(output.new_token_ids))
         if state.request.params.prompt_logprobs is not None and state.prompt_logprobs is None:
             state.prompt_logprobs = prompt_positions(output.prompt_logprobs, self._decode)
         previous, num_before = state.metrics.last_token_time, len(state.token_ids)
@@ -227,14 +227,15 @@ def _completion(state: RequestState, *, delta: bool) -> CompletionOutput:
     start = state.num_shown if delta else 0
     state.num_shown = len(state.token_ids)
     logprobs = state.logprobs
-    positions = None
+    positions = cumulative = None
     if logprobs is not None:
         positions = logprobs.positions.span(start, len(state.token_ids))
+        cumulative = logprobs.cumulative(len(state.token_ids))
     return CompletionOutput(
         index=state.index,
         text=state.detokenizer.take_delta() if delta else state.detokenizer.text,
         token_ids=state.token_ids[start:],
-        cumulative_logprob=None if logprobs is None else logprobs.cumulative,
+        cumulative_logprob=cumulative,
         logprobs=positions,
         finish_reason=None if state.finish_reason is None else str(state.finish_reason),
         stop_reason=state.stop_reason,

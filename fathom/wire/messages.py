@@ -116,10 +116,11 @@ ToEngine = StartEngine | FromFront | FrontGone
 
 
 class EngineCoreOutput(msgspec.Struct, array_like=True, gc=False):
-    """What one step gave one request.
+    """What a step, or several, gave one request.
 
-    logprobs_row: this request's row in the step's LogprobsArrays, or -1. num_cached_tokens: prompt tokens taken
-    from the prefix cache. scheduled_time: time.time() of first admission. error: set with FinishReason.ERROR.
+    logprobs_row: where this request's rows in the step's LogprobsArrays begin, one for each new token; -1: it has none.
+    num_cached_tokens: prompt tokens taken from the prefix cache. scheduled_time: time.time() of first admission.
+    error: set with FinishReason.ERROR.
     """
 
     request_id: str
@@ -174,8 +175,9 @@ class StepStats(msgspec.Struct, array_like=True, gc=False):
 
 
 class EngineCoreOutputs(msgspec.Struct, tag="outputs"):
-    """What one step gave all of its requests. logprobs has one row for each output that asked.
+    """What one step gave all of its requests, or several steps that nobody waited for (see core/outbox.py).
 
+    logprobs: rows of the outputs that asked; see EngineCoreOutput.logprobs_row.
     stats, step: where the scheduler stands and what the step was; None with disable_log_stats, or if no step was run.
     urgent: whether somebody may be waiting for any of this (see core/outbox.py).
     """

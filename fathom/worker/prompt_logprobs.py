@@ -26,12 +26,7 @@ class PromptScores:
 
     def arrays(self) -> LogprobsArrays:
         """All of them; once the copies are there."""
-        pieces = [piece.arrays() for piece in self.pieces]
-        return LogprobsArrays(
-            token_ids=np.concatenate([piece.token_ids for piece in pieces]),
-            logprobs=np.concatenate([piece.logprobs for piece in pieces]),
-            ranks=np.concatenate([piece.ranks for piece in pieces]),
-        )
+        return LogprobsArrays.joined([piece.arrays().arrays for piece in self.pieces])
 
 
 class PromptLogprobs:

@@ -159,7 +159,7 @@ def test_a_step_is_split_without_mixing_rows() -> None:
         asked = [number for number in range(count) if chance.random() < 0.6]
         rows = {number: row for row, number in enumerate(chance.permutation(asked).tolist())}
         by_row = np.array(sorted(rows, key=lambda number: rows[number]), np.int32)
-        logprobs = LogprobsArrays(by_row[:, None] * 10, by_row[:, None].astype(np.float32), by_row) if asked else None
+        logprobs = LogprobsArrays.joined([(by_row[:, None] * 10, by_row[:, None], by_row)]) if asked else None
         outputs = [EngineCoreOutput(f"r{n}", [n], logprobs_row=rows.get(n, -1)) for n in range(count)]
         parts = split(EngineCoreOutputs(outputs, logprobs), owners, fronts)
         given = {output.request_id: identity for identity, part in parts.items() for output in part.outputs}
@@ -168,7 +168,7 @@ def test_a_step_is_split_without_mixing_rows() -> None:
             asking = [output for output in part.outputs if output.logprobs_row >= 0]
             assert (part.logprobs is None) == (not asking)
             if part.logprobs is not None:
-                assert len(part.logprobs.ranks) == len(asking)
+                assert len(part.logprobs) == len(asking)
                 for output in asking:
                     assert part.logprobs.ranks[output.logprobs_row] == output.new_token_ids[0]
                     assert part.logprobs.token_ids[output.logprobs_row, 0] == output.new_token_ids[0] * 10

@@ -50,12 +50,46 @@ def test_nothing_waits_longer_than_the_delay(monkeypatch: pytest.MonkeyPatch) ->
     assert tokens(outbox.add(step(EngineCoreOutput("a", [3])))) == [{"a": [1, 2, 3]}]
 
 
-def test_steps_with_logprobs_stay_apart() -> None:
-    row = LogprobsArrays(np.zeros((1, 1), np.int32), np.zeros((1, 1), np.float32), np.ones(1, np.int32))
+def scored(width: int, **token_of: int) -> EngineCoreOutputs:
+    """A step of one token a request, the rows of logprobs in another order than the outputs; each says its token."""
+    names = sorted(token_of, reverse=True)
+    ids = np.array([[token_of[name]] * width for name in names], np.int32)
+    outputs = [EngineCoreOutput(name, [token], logprobs_row=names.index(name)) for name, token in token_of.items()]
+    return step(*outputs, logprobs=LogprobsArrays.joined([(ids, -ids, 2 * ids[:, 0])]))
+
+
+def test_logprobs_are_gathered_with_their_tokens() -> None:
     outbox = Outbox()
-    outbox.add(step(EngineCoreOutput("a", [1], logprobs_row=0), logprobs=row))
-    outbox.add(step(EngineCoreOutput("a", [2], logprobs_row=0), logprobs=row))
-    assert tokens(outbox.take()) == [{"a": [1]}, {"a": [2]}]
+    outbox.add(scored(2, a=1, b=7))
+    outbox.add(step(EngineCoreOutput("c", [50])))
+    outbox.add(scored(2, b=8, d=20))
+    outbox.add(scored(2, a=2, b=9))
+    last = scored(2, a=3)
+    last.outputs.append(EngineCoreOutput("b", [], FinishReason.ERROR, error="it broke"))
+    last.urgent = True
+    (message,) = outbox.add(last)
+    assert tokens([message]) == [{"a": [1, 2, 3], "b": [7, 8, 9], "c": [50], "d": [20]}]
+    assert message.logprobs is not None
+    assert len(message.logprobs) == 7
+    for output in message.outputs:
+        if output.request_id == "c":
+            assert output.logprobs_row == -1
+            continue
+        rows = slice(output.logprobs_row, output.logprobs_row + len(output.new_token_ids))
+        expected = np.array(output.new_token_ids)
+        assert (message.logprobs.token_ids[rows] == expected[:, None]).all()
+        assert (message.logprobs.logprobs[rows] == -expected[:, None]).all()
+        assert (message.logprobs.ranks[rows] == 2 * expected).all()
+
+
+@pytest.mark.parametrize("widths", [(1, 2), (40_000, 40_000)])
+def test_logprobs_of_different_widths_or_many_bytes_stay_apart(widths: tuple[int, int]) -> None:
+    outbox = Outbox()
+    outbox.add(scored(widths[0], a=1))
+    outbox.add(scored(widths[1], a=2))
+    messages = outbox.take()
+    assert tokens(messages) == [{"a": [1]}, {"a": [2]}]
+    assert [message.logprobs.width for message in messages if message.logprobs] == list(widths)
 
 
 @pytest.fixture(scope="module")
@@ -89,10 +123,33 @@ def test_a_final_answer_takes_fewer_messages_than_a_stream(llm: LLM) -> None:
     answer, steps = messages_of(llm, stream)
     assert steps == len(answer) == 60
     assert messages_of(llm, watched) == (answer, 60)
-    assert messages_of(llm, final)[0] == answer
-    gathered, steps = messages_of(llm, plain)
-    assert gathered == answer
-    assert steps < 60
+    for gathered, steps in (messages_of(llm, final), messages_of(llm, plain)):
+        assert gathered == answer
+        assert steps < 60
+
+
+def test_gathered_logprobs_are_those_of_the_stream(llm: LLM) -> None:
+    def logprobs(kind: RequestOutputKind) -> dict[str, list[Any]]:
+        params = [
+            SamplingParams(temperature=0.0, max_tokens=length, ignore_eos=True, output_kind=kind, logprobs=k)
+            for k, length in ((None, 60), (1, 60), (3, 40), (1, 20))
+        ]
+        engine, found = llm.llm_engine, {}
+        engine.add_requests(list("abcd"), [[5, 6, 7], [5, 6], [7], [8, 9]], params)
+        while engine.has_unfinished_requests():
+            for output in engine.step():
+                (answer,) = output.outputs
+                found[output.request_id] = [answer.token_ids, answer.cumulative_logprob, answer.logprobs]
+        return found
+
+    gathered = logprobs(RequestOutputKind.FINAL_ONLY)
+    assert gathered == logprobs(RequestOutputKind.CUMULATIVE)
+    assert [len(gathered[name][2] or []) for name in "abcd"] == [0, 60, 40, 20]
+    for name, k in (("b", 1), ("c", 3), ("d", 1)):
+        token_ids, total, positions = gathered[name]
+        assert [next(iter(position)) for position in positions] == token_ids
+        assert total == sum(position[token].logprob for token, position in zip(token_ids, positions, strict=True))
+        assert {len(position) for position in positions} <= {k, k + 1}
 
 
 def test_an_abort_and_a_control_call_find_nothing_held_back(llm: LLM) -> None:

@@ -61,6 +61,5 @@ def test_a_thousand_prompts_are_a_handful_of_messages_of_few_bytes() -> None:
     assert -(-1000 // REQUESTS_PER_MESSAGE) <= 5
     message = build_add_message(requests[:REQUESTS_PER_MESSAGE], engine_ids[:REQUESTS_PER_MESSAGE])
     assert len(message.requests) == 4 * REQUESTS_PER_MESSAGE
-    body, *arrays = Encoder().encode(message)
-    assert sum(map(len, arrays)) == 4 * 1000 * REQUESTS_PER_MESSAGE
-    assert len(body) < 60 * len(message.requests)
+    num_bytes = sum(map(len, Encoder().encode(message)))
+    assert num_bytes - 4 * 1000 * REQUESTS_PER_MESSAGE < 60 * len(message.requests)

@@ -11,12 +11,13 @@ from fathom.errors import EngineDeadError
 from fathom.frontend.output_collector import OutputCollector
 from fathom.outputs import CompletionOutput, PositionLogprobs, RequestOutput
 from fathom.params import RequestOutputKind
+from fathom.step import LogprobsArrays
 
 
 def output(index: int, token_id: int, *, last: bool = False, so_far: int = 0) -> RequestOutput:
     """A delta of one token; with so_far, a cumulative output of that many."""
     logprobs = PositionLogprobs(None)
-    logprobs.append(np.array([token_id]), np.array([-1.0]), 1)
+    logprobs.append(LogprobsArrays.joined([(np.array([[token_id]]), np.array([[-1.0]]), np.array([1]))]), 0)
     ids = list(range(so_far)) or [token_id]
     answer = CompletionOutput(
         index, "".join(f"{i} " for i in ids), ids, -1.0, logprobs, finish_reason="stop" if last else None

@@ -137,11 +137,8 @@ def test_a_batch_may_not_name_an_answer_of_another_of_its_requests() -> None:
 def test_each_answer_gets_its_own_row_of_logprobs() -> None:
     processor = opened("a", "b", logprobs=1)
     processor.add_requests([request("plain")])
-    rows = LogprobsArrays(
-        token_ids=np.array([[IDS[0], 7], [IDS[1], IDS[1]]], np.int32),
-        logprobs=np.array([[-1.5, -0.5], [-0.25, -0.25]], np.float32),
-        ranks=np.array([2, 1], np.int32),
-    )
+    token_ids = np.array([[IDS[0], 7], [IDS[1], IDS[1]]])
+    rows = LogprobsArrays.joined([(token_ids, np.array([[-1.5, -0.5], [-0.25, -0.25]]), np.array([2, 1]))])
     result = processor.process_outputs(
         step(
             EngineCoreOutput("b", [IDS[1]], logprobs_row=1),

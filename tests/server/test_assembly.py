@@ -21,6 +21,7 @@ from fathom.entrypoints.server.parsing import make_parser
 from fathom.entrypoints.server.protocol.chat import ChatCompletion
 from fathom.entrypoints.server.protocol.completion import Completion
 from fathom.outputs import CompletionOutput, PositionLogprobs, RequestOutput
+from fathom.step import LogprobsArrays
 
 ENVELOPE = Envelope("id", 1, "model", "print", include_usage=True)
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {}}}}}]
@@ -41,7 +42,8 @@ NAMES = TokenNames(None, as_ids=True)
 def positions(token_ids: Sequence[int]) -> PositionLogprobs:
     found = PositionLogprobs(None)
     for token_id in token_ids:
-        found.append(np.array([token_id, 9, 8]), np.array([-1.5, -0.5, -float("inf")]), 2)
+        logprobs = np.array([[-1.5, -0.5, -float("inf")]])
+        found.append(LogprobsArrays.joined([(np.array([[token_id, 9, 8]]), logprobs, np.array([2]))]), 0)
     return found
 
 

@@ -7,13 +7,15 @@
     choice = make_choice(rows, is_random, settings, vocab_size, device)    for as long as rows and settings stay:
     choice.launch(logits, uniforms) -> [n] int64, where the logits are     drawn where is_random holds, else the best
     choice.choose(logits, uniforms) -> the same, as a list
+    choice.choose_and_score(logits, uniforms, scored, k, normalised) -> the list, and a LogprobsArrays
 
         logits    [..., vocab_size] float32
         rows      [n] int64, the rows of the logits that are meant; the others are not looked at
         uniforms  [n] float64 in [0, 1), a multiple of 2**-53: the number that a row's token is drawn with; a choice
                   gets a list of them, for the random rows
+        scored    [m] int64, ascending, which of the n chosen tokens are scored, as by kernels/token_logprobs
 
-On a GPU all but choose return before the work is done.
+On a GPU all but choose and choose_and_score return before the work is done.
 
 The settings act in this order:
 
@@ -37,6 +39,7 @@ import torch
 
 from fathom.kernels.choice import implementation, implementation_on
 from fathom.kernels.sampling.settings import NO_TOKEN, DrawSettings
+from fathom.step import LogprobsArrays
 
 __all__ = ["NO_TOKEN", "Choice", "DrawSettings", "best_tokens", "draw_tokens", "make_choice", "truncate"]
 
@@ -47,6 +50,10 @@ class Choice(Protocol):
     def launch(self, logits: torch.Tensor, uniforms: list[float]) -> torch.Tensor: ...
 
     def choose(self, logits: torch.Tensor, uniforms: list[float]) -> list[int]: ...
+
+    def choose_and_score(
+        self, logits: torch.Tensor, uniforms: list[float], scored: np.ndarray, k: int, normalised: bool
+    ) -> tuple[list[int], LogprobsArrays]: ...
 
 
 def make_choice(

@@ -14,6 +14,8 @@ import torch
 
 from fathom.kernels.sampling.settings import NO_TOKEN, DrawSettings
 from fathom.kernels.slices import row_slices
+from fathom.kernels.token_logprobs.ref import token_logprobs
+from fathom.step import LogprobsArrays
 
 _HEAD_SIZES = (256, 4096)
 
@@ -67,6 +69,15 @@ class Choice:
     def choose(self, logits: torch.Tensor, uniforms: list[float]) -> list[int]:
         """A token for each row."""
         return self.launch(logits, uniforms).tolist()
+
+    def choose_and_score(
+        self, logits: torch.Tensor, uniforms: list[float], scored: np.ndarray, k: int, normalised: bool
+    ) -> tuple[list[int], LogprobsArrays]:
+        """A token for each row, and the scores of some of them."""
+        token_ids = self.launch(logits, uniforms)
+        targets = token_ids[torch.from_numpy(scored).to(logits.device)].clamp(min=0)
+        scores = token_logprobs(logits, self._rows[scored], targets, k, normalised)
+        return token_ids.tolist(), scores.arrays()
 
 
 def _truncated(logits: torch.Tensor, settings: DrawSettings) -> torch.Tensor:

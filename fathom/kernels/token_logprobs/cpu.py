@@ -1,4 +1,4 @@
-"""Scores of tokens by the native kernel: two passes over a row, and no sort but of the k best."""
+"""Scores of tokens by the native kernel: one pass over a row, and no sort but of the k best."""
 
 from __future__ import annotations
 

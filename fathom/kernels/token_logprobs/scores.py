@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-import numpy as np
 import torch
 
 from fathom.step import LogprobsArrays
@@ -15,7 +14,7 @@ class TokenScores(NamedTuple):
     """Scores of n rows.
 
     packed: [n * (2 * width + 1)] int32: the rows' token ids, [n, width]; the bits of their scores, [n, width] float32;
-    the targets' ranks, [n].
+    the targets' ranks, [n]. As in LogprobsArrays.
     width: 1 + k, the target first.
     """
 
@@ -44,7 +43,4 @@ class TokenScores(NamedTuple):
 
     def arrays(self) -> LogprobsArrays:
         """As the host's arrays; if they are still the device's, this waits for them."""
-        found, shape = self.packed.cpu().numpy(), (self.num_rows, self.width)
-        cells = self.num_rows * self.width
-        scores = found[cells : 2 * cells].view(np.float32)
-        return LogprobsArrays(found[:cells].reshape(shape), scores.reshape(shape), found[2 * cells :])
+        return LogprobsArrays(self.packed.cpu().numpy(), self.width)

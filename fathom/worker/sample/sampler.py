@@ -86,7 +86,8 @@ class Sampler:
     ) -> None:
         self._vocab_size = context.vocab_size
         self._device = device
-        self._mode = logprobs_mode
+        self._scores_processed = is_processed(logprobs_mode)
+        self._scores_normalised = is_normalised(logprobs_mode)
         self._num_logprobs = RowValues(context.max_num_seqs, np.int64)
         self._row_num_logprobs = np.zeros(0, np.int64)
         self._wishes: _Wishes | None = None
@@ -134,10 +135,16 @@ class Sampler:
         if wishes is None or wishes.given is not rows:
             wishes = self._wishes = self._wishes_of(rows)
         numbers = uniforms(wishes.drawn) if wishes.drawn else []
-        if wishes.plain:  # as in most steps, which the stages' bookkeeping would make longer
+        if wishes.plain and wishes.scored is None:  # as in most steps, which the stages' bookkeeping would make longer
             token_ids = wishes.choice.choose(logits, numbers)
             if NO_TOKEN not in token_ids:
                 return SamplerOutput(token_ids, None, [], {})
+        elif wishes.plain and wishes.scored is not None and not self._scores_processed:
+            token_ids, scores = wishes.choice.choose_and_score(
+                logits, numbers, wishes.scored, wishes.num_scores, self._scores_normalised
+            )
+            if NO_TOKEN not in token_ids:
+                return SamplerOutput(token_ids, scores, wishes.scored_rows, {})
         samples = self._launch_by_stages(logits, wishes, numbers, waits=True)
         return (samples if self._device.type == "cpu" else samples.copied(torch.Tensor.cpu)).output()
 
@@ -150,7 +157,7 @@ class Sampler:
         if wishes is None or wishes.given is not rows:
             wishes = self._wishes = self._wishes_of(rows)
         numbers = uniforms(wishes.drawn) if wishes.drawn else []
-        if wishes.plain:
+        if wishes.plain and wishes.scored is None:
             return Samples(wishes.rows, wishes.choice.launch(logits, numbers), {})
         return self._launch_by_stages(logits, wishes, numbers, waits=False)
 
@@ -164,7 +171,7 @@ class Sampler:
         """
         step = _Step(logits, wishes)
         scored, choice = wishes.scored, wishes.choice
-        of_processed = scored is not None and is_processed(self._mode)
+        of_processed = scored is not None and self._scores_processed
         stages = [stage for stage in self._before_argmax if stage.in_use]
         late_stages = [stage for stage in self._before_top_k if stage.in_use] if wishes.drawn or of_processed else []
         scores_of = None if scored is None else _Scored(step.logits, scored)
@@ -185,7 +192,7 @@ class Sampler:
         token_ids = choice.launch(step.logits, numbers)
         if scored is not None and of_processed:
             scores_of = _Scored(step.logits, step.places[scored])
-        scores = None if scores_of is None or scored is None else self._score(step, scores_of, scored, token_ids)
+        scores = None if scores_of is None or scored is None else self._score(scores_of, wishes, scored, token_ids)
         return Samples(step.rows, token_ids, self._take_errors(step.rows), not_finite, scored, scores)
 
     def _wishes_of(self, given: Sequence[int]) -> _Wishes:
@@ -200,9 +207,11 @@ class Sampler:
             is_random=is_random,
             drawn=rows[is_random].tolist(),
             scored=scored if scored.size else None,
+            scored_rows=rows[scored].tolist(),
+            num_scores=int(self._row_num_logprobs[rows[scored]].max(initial=0)),
             settings=settings,
             choice=self._make_choice(places, is_random, settings),
-            plain=not scored.size and not any(stage.in_use for stage in (*self._before_argmax, *self._before_top_k)),
+            plain=not any(stage.in_use for stage in (*self._before_argmax, *self._before_top_k)),
         )
 
     def _make_choice(self, places: np.ndarray, is_random: np.ndarray, settings: DrawSettings) -> Choice:
@@ -232,11 +241,12 @@ class Sampler:
                 errors = guarded.take_errors(active) | errors
         return errors
 
-    def _score(self, step: _Step, scores_of: _Scored, scored: np.ndarray, token_ids: torch.Tensor) -> TokenScores:
+    def _score(self, scores_of: _Scored, wishes: _Wishes, scored: np.ndarray, token_ids: torch.Tensor) -> TokenScores:
         """The logprobs of scored rows; of a row that has no token they are never looked at."""
-        k = int(self._row_num_logprobs[step.rows[scored]].max())
         chosen = token_ids if len(scored) == len(token_ids) else token_ids[to_device(scored, token_ids.device)]
-        return token_logprobs(scores_of.logits, scores_of.places, chosen.clamp(min=0), k, is_normalised(self._mode))
+        return token_logprobs(
+            scores_of.logits, scores_of.places, chosen.clamp(min=0), wishes.num_scores, self._scores_normalised
+        )
 
     def _wanted_logprobs(self, params: SamplingParams) -> int:
         if params.logprobs is None:
@@ -250,7 +260,8 @@ class _Wishes:
 
     given: the rows as the caller gave them; rows: [n], the same. places: [n], their rows in the logits.
     is_random: [n] bool; drawn: the rows where it holds. scored: [m], which of the n want logprobs; None for none.
-    settings: of all of them. choice: of their tokens. plain: nothing stands before the choice, and nothing is scored.
+    scored_rows: those rows of the batch; num_scores: the most best tokens that one of them wants.
+    settings: of all of them. choice: of their tokens. plain: nothing stands before the choice.
     """
 
     given: Sequence[int]
@@ -259,6 +270,8 @@ class _Wishes:
     is_random: np.ndarray
     drawn: list[int]
     scored: np.ndarray | None
+    scored_rows: list[int]
+    num_scores: int
     settings: DrawSettings
     choice: Choice
     plain: bool

@@ -80,7 +80,7 @@ class Samples:
             return SamplerOutput(token_ids.tolist(), None, [], errors)
         arrays, has_token = self.scores.arrays(), alive[self.scored]
         if not has_token.all():
-            arrays = LogprobsArrays(arrays.token_ids[has_token], arrays.logprobs[has_token], arrays.ranks[has_token])
+            arrays = arrays.take(has_token)
         return SamplerOutput(token_ids.tolist(), arrays, self.rows[self.scored[has_token]].tolist(), errors)
 
     def _all_errors(self) -> dict[int, str]:
