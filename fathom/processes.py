@@ -8,34 +8,45 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+_CALLERS = {signal.SIGINT, signal.SIGTERM}  # the caller tells our processes what to do
 _BOOTSTRAP = (
-    "import signal; [signal.signal(getattr(signal, name), signal.SIG_IGN) for name in {ignored!r}]; "
+    "import signal; callers = (signal.SIGINT, signal.SIGTERM); "
+    "[signal.signal(number, signal.SIG_IGN) for number in callers]; "
+    "signal.pthread_sigmask(signal.SIG_UNBLOCK, callers); "
     "import sys, json; sys.path[:] = json.loads(sys.argv[1]); from {module} import main; sys.exit(main(sys.argv[2:]))"
 )
 
 
-def python_command(module: str, *arguments: str, ignored: tuple[str, ...]) -> list[str]:
-    """The command that runs `main(arguments)` of a module.
+def python_command(module: str, *arguments: str) -> list[str]:
+    """The command that runs `main(arguments)` of a module, and ignores SIGINT and SIGTERM from its first line on.
 
     It gets our sys.path whole, so -P: nothing in the working directory may pose as a module before that.
-
-    Args:
-        ignored: names of signals that the process ignores from its first line on.
     """
     paths = json.dumps([path for path in sys.path if isinstance(path, str)])
-    return [sys.executable, "-P", "-c", _BOOTSTRAP.format(ignored=ignored, module=module), paths, *arguments]
+    return [sys.executable, "-P", "-c", _BOOTSTRAP.format(module=module), paths, *arguments]
 
 
 def spawn(module: str, arguments: Sequence[str], pass_fds: Sequence[int]) -> subprocess.Popen[bytes]:
-    """Start a process that runs `module.main(arguments)` and has inherited these descriptors.
-
-    Signals to all of a group are for the caller, who tells the process what to do.
-    """
-    command = python_command(module, *arguments, ignored=("SIGINT", "SIGTERM"))
+    """Start a process that runs `module.main(arguments)` and has inherited these descriptors."""
+    command = python_command(module, *arguments)
     environment = {**os.environ, "FATHOM_IN_ENGINE_PROCESS": "1"}
-    return subprocess.Popen(command, pass_fds=tuple(pass_fds), stdin=subprocess.DEVNULL, env=environment)
+    with signals_held_back():
+        return subprocess.Popen(command, pass_fds=tuple(pass_fds), stdin=subprocess.DEVNULL, env=environment)
+
+
+@contextlib.contextmanager
+def signals_held_back() -> Iterator[None]:
+    """SIGINT and SIGTERM come afterwards; a `python_command` that is started meanwhile has not seen them either.
+
+    Until its first line it would end on them, and print a traceback.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _CALLERS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _CALLERS - before)
 
 
 def exit_words(code: int | None) -> str:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +15,11 @@ from fathom.hardware import limit_openmp_spinning
 
 limit_openmp_spinning()  # before anything imports torch
 os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton, as transformers may
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell has started this in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+ENDLESS_CONTEXT = 200_000
 
 
 @pytest.fixture(scope="session")
@@ -35,4 +43,16 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
             made[name] = make_tiny(name, tmp_path_factory.mktemp(name))
         return made[name]
 
+    return folder
+
+
+@pytest.fixture(scope="session")
+def endless(tiny: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Llama with a context that no answer gets through in minutes, on any machine.
+
+    For what has to be under way still when a test acts, however late that is: without max_tokens, and ignore_eos=True.
+    """
+    folder = shutil.copytree(tiny("llama-gqa"), tmp_path_factory.mktemp("endless") / "llama-gqa")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": ENDLESS_CONTEXT}))
     return folder

@@ -19,11 +19,11 @@ CHAT_TEMPLATE = (
 CONTEXT_LENGTH = 4096
 
 
-def write_stand_in(tiny_folder: Path, workplace: Path) -> None:
+def write_stand_in(tiny_folder: Path, workplace: Path, context_length: int = CONTEXT_LENGTH) -> None:
     """Copy a tiny Llama to `workplace`, with the default model's name, a chat template and a context of its length."""
     folder = workplace / DEFAULT_MODEL
     shutil.copytree(tiny_folder, folder)
     config = json.loads((folder / "config.json").read_text())
-    config["max_position_embeddings"] = CONTEXT_LENGTH
+    config["max_position_embeddings"] = context_length
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)

@@ -13,7 +13,7 @@ import fathom
 def modules_after(code: str) -> set[str]:
     """Names of all modules in a fresh interpreter that has run some code."""
     program = f"{code}\nimport sys\nprint(*sys.modules)"
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120)
     return set(run.stdout.split())
 
 

@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from fathom.client.async_link import AsyncLinkClient
-from fathom.client.launch import EngineProcess
+from fathom.client.launch import LAST_WORDS_MS, EngineProcess
 from fathom.errors import EngineDeadError
 from fathom.wire.messages import EngineFailed, EngineReady, EngineSetup, FrontGone
 
@@ -54,7 +54,7 @@ class AsyncMPClient(AsyncLinkClient):
         try:
             super()._send(message)
         except EngineDeadError:
-            self._read(math.inf)  # perhaps it has said why
+            self._read_to_the_end()  # perhaps it has said why
             raise self._engine.death() from None
 
     def _take_last_words(self, message: EngineFailed) -> None:
@@ -80,10 +80,16 @@ class AsyncMPClient(AsyncLinkClient):
         if not self._watching:
             return
         if self._engine.process.poll() is not None:
-            self._read(math.inf)
+            self._read_to_the_end()
             self._fail(self._engine.death())
         elif self._engine.pidfd is None:
             self._loop.call_later(_ALIVE_CHECK_S, self._check_alive)
+
+    def _read_to_the_end(self) -> None:
+        """Take in all that the ended process has sent."""
+        self._read(math.inf)
+        if self._engine.owes_last_words() and self._engine.output.poll(LAST_WORDS_MS):
+            self._read(math.inf)
 
     async def _boot_message(self) -> Any:
         """The next message of the boot, without blocking the loop and without a thread that would use the sockets."""

@@ -47,7 +47,9 @@ from fathom.wire.sockets import (
 )
 
 _POLL_MS = 500  # how often a dead engine is looked for where there is no pidfd
-_LAST_WORDS_MS = 200  # what a process sent before it ended may still be on its way
+LAST_WORDS_MS = 5000
+"""How long what a process sent before it ended may still be on its way: while this one does not get to run."""
+_ERROR_EXIT = 1  # of a process that has sent its error
 
 
 class EngineProcess:
@@ -122,7 +124,7 @@ class EngineProcess:
         left_ms = (self._deadline - time.monotonic()) * 1000
         message = self._receive_boot_message(max(0, min(wait_ms, int(left_ms) + 1)))
         if message is None and self.process.poll() is not None:
-            message = self._receive_boot_message(_LAST_WORDS_MS)
+            message = self._receive_boot_message(LAST_WORDS_MS if self.process.returncode == _ERROR_EXIT else 0)
             if message is None:
                 words = exit_words(self.process.returncode)
                 self.close()
@@ -177,6 +179,10 @@ class EngineProcess:
         """Raise EngineDeadError if the process is gone."""
         if not self._finalizer.alive or self.process.poll() is not None:
             raise self.death()
+
+    def owes_last_words(self) -> bool:
+        """Whether the process has ended on an error of its own, and what it said of it has not been taken in yet."""
+        return self._finalizer.alive and self.process.poll() == _ERROR_EXIT and self.last_words is None
 
     def death(self) -> EngineDeadError:
         """The error that says how the process ended."""

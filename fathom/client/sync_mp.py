@@ -10,7 +10,7 @@ import zmq
 
 from fathom.client.base import EngineCoreClient, raise_remote
 from fathom.client.interrupts import InterruptsDeferred
-from fathom.client.launch import EngineProcess
+from fathom.client.launch import LAST_WORDS_MS, EngineProcess
 from fathom.errors import EngineDeadError
 from fathom.wire.codec import Decoder
 from fathom.wire.messages import (
@@ -90,7 +90,7 @@ class SyncMPClient(EngineCoreClient):
             EngineDeadError: the process is gone and its last messages are read.
         """
         output = self._engine.output
-        if output.closed or output not in dict(self._poller.poll(_POLL_MS)):
+        if output.closed or not self._has_message():
             self._engine.check_alive()
             return None
         with InterruptsDeferred(), contextlib.suppress(zmq.Again):
@@ -102,3 +102,10 @@ class SyncMPClient(EngineCoreClient):
             else:
                 self._outputs.append(message)
         return None
+
+    def _has_message(self) -> bool:
+        """Wait for a message, for the process's end or for a while; whether there is a message."""
+        output = self._engine.output
+        if output in dict(self._poller.poll(_POLL_MS)):
+            return True
+        return self._engine.owes_last_words() and bool(output.poll(LAST_WORDS_MS))

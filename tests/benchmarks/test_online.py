@@ -19,6 +19,7 @@ from benchmarks.peers.results import REPOSITORY
 from benchmarks.peers.rounds import QUALIFYING
 from benchmarks.peers.servers import RivalServer
 from benchmarks.peers.works import SMOLLM2, Requests, Work
+from tests.client.processes import PATIENCE_S, comes_true, is_gone
 from tests.server.plain_server import PlainServer
 
 SMALL = Work("serve-2", "2 under way", SMOLLM2, Requests(5, (3, 3), (4, 4)))
@@ -26,7 +27,7 @@ SMALL = Work("serve-2", "2 under way", SMOLLM2, Requests(5, (3, 3), (4, 4)))
 
 @pytest.fixture
 def server() -> Iterator[PlainServer]:
-    started = PlainServer()
+    started = PlainServer(company=2, last=5)
     yield started
     started.close()
 
@@ -139,18 +140,18 @@ http.server.HTTPServer((sys.argv[2], int(sys.argv[4])), Handler).serve_forever()
 
 def test_a_rivals_server_ends_with_its_children(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    with RivalServer([sys.executable, "-c", SCRIPT], log, start_seconds=20) as server:
+    with RivalServer([sys.executable, "-c", SCRIPT], log, start_seconds=PATIENCE_S) as server:
         assert server.ask("GET", "/health") == b"{}"
         with pytest.raises(ContenderError, match="/other was answered with 404"):
             server.ask("GET", "/other")
-        child = int(log.read_text().split()[0])
-        assert psutil.pid_exists(child)
-    assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
+        child = psutil.Process(int(log.read_text().split()[0]))
+        assert not is_gone(child)
+    assert comes_true(lambda: is_gone(child))
 
 
 def test_a_server_that_does_not_start(tmp_path: Path) -> None:
     with pytest.raises(ContenderError, match="the server did not start; see "):
-        RivalServer([sys.executable, "-c", "raise SystemExit(1)"], tmp_path / "log", start_seconds=20)
+        RivalServer([sys.executable, "-c", "raise SystemExit(1)"], tmp_path / "log", start_seconds=PATIENCE_S)
 
 
 def test_the_table(tmp_path: Path) -> None:

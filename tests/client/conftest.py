@@ -12,8 +12,8 @@ from tests.client.processes import Script
 
 
 @pytest.fixture(scope="module")
-def model(tiny: Callable[[str], Path]) -> Path:
-    return tiny("llama-gqa")
+def model(endless: Path) -> Path:
+    return endless
 
 
 @pytest.fixture
@@ -36,3 +36,5 @@ def run(model: Path, tmp: Path) -> Iterator[Callable[..., Script]]:
     yield start
     for script in scripts:
         script.kill()
+        for process in script.left():
+            process.kill()

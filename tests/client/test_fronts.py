@@ -20,21 +20,13 @@ from fathom.frontend import boot
 from fathom.step import LogprobsArrays
 from fathom.wire.messages import AddRequests, EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, FinishReason
 from fathom.wire.sockets import fronts_address
-from tests.stand_in import write_stand_in
+from tests.client.processes import PATIENCE_S
 
 Attach = Callable[[str], "Reader"]
 Test = Callable[[Path, AsyncMPClient, Attach], Awaitable[None]]
 
-LONG = SamplingParams(temperature=0, max_tokens=4000, ignore_eos=True)
+LONG = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)  # of the endless model
 SHORT = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
-
-
-@pytest.fixture(scope="module")
-def model(tiny: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model with 4,096 tokens of context."""
-    folder = tmp_path_factory.mktemp("stand-in")
-    write_stand_in(tiny("llama-gqa"), folder)
-    return next(folder.iterdir())
 
 
 def requests(params: SamplingParams, *names: str) -> AddRequests:
@@ -61,24 +53,28 @@ class Reader:
             await asyncio.sleep(0.005)
         return self.got.pop(name)
 
+    async def has(self, *names: str, outputs: int = 1) -> None:
+        """Wait until it has got so many outputs of each of these requests."""
+        while not all(len(self.got.get(name, ())) >= outputs for name in names):
+            await asyncio.sleep(0.005)
+
 
 async def running(front: Reader, number: int) -> None:
     """Wait until so many requests run."""
-    async with asyncio.timeout(10):
-        while (await front.client.call("get_stats"))["num_running"] != number:
-            await asyncio.sleep(0.01)
+    while (await front.client.call("get_stats"))["num_running"] != number:
+        await asyncio.sleep(0.01)
 
 
 def with_an_engine(model: Path, test: Test) -> None:
     """test(socket folder, the engine's owner, attach(identity)): run beside an engine for fronts."""
 
     async def main() -> None:
-        config = EngineConfig.from_options(model=str(model), num_threads=1)
+        config = EngineConfig.from_options(model=str(model), num_threads=1, max_num_seqs=8)
         process = EngineProcess(config.parallel)
         owner = AsyncMPClient(process)
         fronts: list[Reader] = []
         try:
-            await owner.start(boot.prepare(config).setup, 60, fronts=True)
+            await owner.start(boot.prepare(config).setup, PATIENCE_S, fronts=True)
             ready = await owner.wait_ready()
 
             def attach(identity: str) -> Reader:
@@ -86,7 +82,7 @@ def with_an_engine(model: Path, test: Test) -> None:
                 fronts.append(Reader(AttachedClient(link, ready)))
                 return fronts[-1]
 
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(PATIENCE_S):
                 await test(process.folder, owner, attach)
         finally:
             for front in fronts:
@@ -102,6 +98,7 @@ def test_whose_request_is_whose(model: Path, tmp: Path) -> None:
         one, two = attach("one"), attach("two")
         await one.client.add_requests(requests(LONG, "mine"))
         await running(two, 1)
+        await one.has("mine")
         await two.client.abort_requests(["mine"])  # not its own
         await two.client.add_requests(requests(SHORT, "mine"))
         (refused,) = await two.whole("mine")
@@ -134,10 +131,13 @@ def test_a_front_that_is_gone_counts_no_more(model: Path, tmp: Path) -> None:
         await one.client.add_requests(requests(LONG, "a", "b"))
         await two.client.add_requests(requests(LONG, "c"))
         await running(two, 3)
+        await one.has("a", "b")
         owner.front_gone(b"one")
         await running(two, 1)
         await one.client.add_requests(requests(LONG, "late"))
-        await two.whole("c")
+        await two.has("c", outputs=len(two.got.get("c", ())) + 500)
+        await running(two, 1)
+        await two.client.abort_requests(["c"])
         await running(two, 0)
         assert set(one.got) == {"a", "b"}
         assert await two.client.call("check_invariants")

@@ -11,15 +11,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.client.processes import Script, is_gone, socket_folders, within
+from tests.client.processes import Script, comes_true, hold_boots, is_gone, socket_folders, with_plugins_of
 
 Run = Callable[..., Script]
-pytestmark = pytest.mark.timeout(60)
 
 MID_GENERATE = """
     llm = make_llm()
     say("go")
-    generate_for_long(llm)
+    generate_for_ever(llm)
 """
 
 
@@ -38,13 +37,13 @@ def test_every_call_after_kill_9_of_the_engine_names_the_signal(run: Run, tmp: P
         """
         llm = make_llm()
         say("go")
-        calls = [generate_for_long, generate_for_long, LLM.get_stats, LLM.reset_prefix_cache,
+        calls = [generate_for_ever, generate_for_ever, LLM.get_stats, LLM.reset_prefix_cache,
                  lambda llm: llm.llm_engine.add_request("x", [5, 6])]
         for call in calls:
             try:
                 call(llm)
             except EngineDeadError as error:
-                say(time.time(), error)
+                say(error)
         say(llm.llm_engine.has_unfinished_requests())
         say(len(os.listdir(os.environ["TMPDIR"])))
         llm.shutdown()
@@ -56,12 +55,8 @@ def test_every_call_after_kill_9_of_the_engine_names_the_signal(run: Run, tmp: P
         """
     )
     engine = start_generating(script)
-    killed = time.time()
     engine.kill()
-    for _ in range(5):
-        when, _, words = script.line().partition(" ")
-        assert float(when) - killed < 1
-        assert words == f"the engine process {engine.pid} was killed by SIGKILL"
+    assert {script.line() for _ in range(5)} == {f"the engine process {engine.pid} was killed by SIGKILL"}
     assert [script.line() for _ in range(4)] == ["False", "1", "0", "the engine was shut down"]
     assert script.finish()[0] == 0
 
@@ -74,21 +69,21 @@ def test_after_kill_9_of_the_engine_async_generators_and_calls_raise(run: Run) -
                 async for _ in llm.generate([5, 6, 7], LONG, name):
                     pass
             except EngineDeadError as error:
-                return f"{time.time()} {error}"
+                return error
 
         async def call(what):
             try:
                 await what
             except EngineDeadError as error:
-                say(f"{time.time()} {error}")
+                say(error)
 
         async def main():
-            llm = await AsyncLLM.start(EngineConfig.from_options(model=MODEL, num_threads=1))
+            llm = await AsyncLLM.start(EngineConfig.from_options(model=MODEL, num_threads=1, max_num_seqs=16))
             await llm.check_health()
             say("go")
             tasks = [asyncio.create_task(read(llm, str(i))) for i in range(600)]
             asked = asyncio.create_task(call(llm.get_stats()))
-            for line in set(await asyncio.gather(*tasks)):
+            for line in set(map(str, await asyncio.gather(*tasks))):
                 say(line)
             await asked
             say("pending calls are through")
@@ -105,16 +100,13 @@ def test_after_kill_9_of_the_engine_async_generators_and_calls_raise(run: Run) -
     assert script.line() == "go"
     engine = script.engine()
     time.sleep(0.2)
-    killed = time.time()
     engine.kill()
     code, out, err = script.finish()
     lines = out.splitlines()
     position = lines.index("pending calls are through")
-    told = [line for line in lines if "SIGKILL" in line]
-    assert position > 0
-    assert len(told) >= position + 3
-    assert all(float(line.split()[0]) - killed < 1 for line in told)
-    assert lines[-1] == "True 0"
+    words = f"the engine process {engine.pid} was killed by SIGKILL"
+    assert set(lines[:position]) == {words}  # of the readers, and of the call if it had no answer yet
+    assert lines[position + 1 :] == [words] * 3 + ["True 0"]
     assert (code, err) == (0, "")
 
 
@@ -127,8 +119,8 @@ def test_the_engine_ends_with_its_caller(run: Run, tmp: Path, number: int) -> No
     engine = start_generating(script)
     assert len(socket_folders(tmp)) == 1
     script.process.send_signal(number)
-    assert within(2, lambda: is_gone(engine))
-    assert within(1, lambda: not socket_folders(tmp))
+    assert comes_true(lambda: is_gone(engine))
+    assert comes_true(lambda: not socket_folders(tmp))
 
 
 def test_the_engine_ends_with_its_caller_though_a_fork_of_it_lives_on(run: Run, tmp: Path) -> None:
@@ -136,20 +128,19 @@ def test_the_engine_ends_with_its_caller_though_a_fork_of_it_lives_on(run: Run, 
         """
         llm = make_llm()
         if os.fork() == 0:
-            time.sleep(60)
+            time.sleep(3600)
             os._exit(0)
         say("go")
-        generate_for_long(llm)
+        generate_for_ever(llm)
         """
     )
     engine = start_generating(script)
     (fork,) = [child for child in psutil.Process(script.process.pid).children() if child.pid != engine.pid]
     script.process.kill()
     script.process.wait()
-    assert within(2, lambda: is_gone(engine))
+    assert comes_true(lambda: is_gone(engine))
     assert not is_gone(fork)
     assert not socket_folders(tmp)
-    fork.kill()
 
 
 def test_a_fork_neither_ends_the_engine_nor_delays_its_end(run: Run) -> None:
@@ -164,15 +155,14 @@ def test_a_fork_neither_ends_the_engine_nor_delays_its_end(run: Run) -> None:
                 leave(0)
             assert os.waitpid(pid, 0)[1] == 0
         say(len(generate(llm)[0]), len(os.listdir(os.environ["TMPDIR"])))
-        sleeper = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+        sleeper = multiprocessing.get_context("fork").Process(target=time.sleep, args=(3600,))
         sleeper.start()
-        start = time.time()
         llm.shutdown()
-        say(time.time() - start < 1)
+        say(sleeper.is_alive(), len(os.listdir(os.environ["TMPDIR"])))
         sleeper.kill()
         """
     )
-    assert [script.line(), script.line()] == ["8 1", "True"]
+    assert [script.line(), script.line()] == ["8 1", "True 0"]
     assert script.finish()[0] == 0
 
 
@@ -184,7 +174,8 @@ def test_a_script_may_end_as_it_likes(run: Run, tmp: Path, ending: str, code: in
         f"""
         import threading
         def leave_a_thread():
-            threading.Thread(target=generate, args=(llm, [[5, 6]] * 50, LONG)).start()
+            params = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
+            threading.Thread(target=generate, args=(llm, [[5, 6]] * 50, params)).start()
         llm = make_llm()
         say(len(generate(llm)[0]))
         {ending}
@@ -195,7 +186,7 @@ def test_a_script_may_end_as_it_likes(run: Run, tmp: Path, ending: str, code: in
     assert exit_code == code
     assert ("on purpose" in err) == ("on purpose" in ending)
     assert ending.startswith("raise") or err == ""
-    assert not script.left()
+    assert comes_true(lambda: not script.left())
     assert not socket_folders(tmp)
 
 
@@ -242,9 +233,9 @@ def test_ctrl_c_during_generate_leaves_a_usable_engine(run: Run, tmp: Path, mult
         for _ in range({rounds}):
             try:
                 say("go")
-                generate_for_long(llm)
+                generate_for_ever(llm)
             except KeyboardInterrupt:
-                say(time.time())
+                say("interrupted")
             assert generate(llm) == expected
             stats = llm.get_stats()
             assert stats["num_running"] == stats["num_waiting"] == stats["kv_cache_usage"] == 0
@@ -254,9 +245,8 @@ def test_ctrl_c_during_generate_leaves_a_usable_engine(run: Run, tmp: Path, mult
     for index in range(rounds):
         assert script.line() == "go", script.finish()
         time.sleep(0.004 * index**1.5)
-        sent = time.time()
         os.killpg(script.process.pid, signal.SIGINT)
-        assert float(script.line()) - sent < 1
+        assert script.line() == "interrupted"
     code, _, err = script.finish()
     assert (code, err) == (0, "")
     assert not socket_folders(tmp)
@@ -266,24 +256,25 @@ def test_ctrl_c_that_ends_the_script_ends_the_engine(run: Run, tmp: Path) -> Non
     script = run(MID_GENERATE)
     engine = start_generating(script)
     os.killpg(script.process.pid, signal.SIGINT)
-    code, _, err = script.finish(timeout_s=5)
+    code, _, err = script.finish()
     assert code == -signal.SIGINT
     assert err.rstrip().endswith("KeyboardInterrupt")
-    assert is_gone(engine)
+    assert comes_true(lambda: is_gone(engine))
     assert not socket_folders(tmp)
 
 
 def test_ctrl_c_during_the_boot_leaves_nothing(run: Run, tmp: Path) -> None:
-    script = run('say("go"); make_llm()')
+    hold_boots(tmp)
+    script = run('say("go"); make_llm()', PYTHONPATH=with_plugins_of(tmp))
     assert script.line() == "go"
-    assert within(5, lambda: bool(psutil.Process(script.process.pid).children()))
+    assert comes_true(lambda: bool(psutil.Process(script.process.pid).children()))
     (engine,) = psutil.Process(script.process.pid).children()
     time.sleep(0.2)
     os.killpg(script.process.pid, signal.SIGINT)
-    code, _, err = script.finish(timeout_s=5)
+    code, _, err = script.finish()
     assert code == -signal.SIGINT
     assert err.count("Traceback") == 1, "the engine's process has nothing to say about it"
-    assert is_gone(engine)
+    assert comes_true(lambda: is_gone(engine))
     assert not socket_folders(tmp)
 
 
@@ -295,7 +286,7 @@ def test_ctrl_c_in_asyncio_ends_everything(run: Run, tmp: Path) -> None:
                 pass
 
         async def main():
-            llm = await AsyncLLM.start(EngineConfig.from_options(model=MODEL, num_threads=1))
+            llm = await AsyncLLM.start(EngineConfig.from_options(model=MODEL, num_threads=1, max_num_seqs=16))
             say("go")
             await asyncio.gather(*[read(llm, str(i)) for i in range(2000)])
 
@@ -304,9 +295,9 @@ def test_ctrl_c_in_asyncio_ends_everything(run: Run, tmp: Path) -> None:
     )
     engine = start_generating(script)
     os.killpg(script.process.pid, signal.SIGINT)
-    code, _, err = script.finish(timeout_s=5)
+    code, _, err = script.finish()
     assert code == -signal.SIGINT
     assert err.rstrip().endswith("KeyboardInterrupt")
     assert "was never retrieved" not in err
-    assert is_gone(engine)
+    assert comes_true(lambda: is_gone(engine))
     assert not socket_folders(tmp)

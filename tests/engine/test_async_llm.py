@@ -11,25 +11,26 @@ import pytest
 
 from fathom import LLM, AsyncLLM, EngineConfig, RequestOutput, RequestOutputKind, SamplingParams
 from fathom.errors import ConfigError, EngineDeadError, ValidationError
+from tests.client.processes import PATIENCE_S
 
-OPTIONS: dict[str, Any] = {"num_threads": 1, "show_progress": False, "seed": 0}
+OPTIONS: dict[str, Any] = {"num_threads": 1, "show_progress": False, "seed": 0, "max_num_seqs": 32}
 PROMPTS = ["The capital of France is", "Once upon a time", "def f(x):", "a", "The sea " * 20] * 3
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
-LONG = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
+ENDLESS = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)  # of the endless model
 
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
 
 
 @pytest.fixture(scope="module")
-def model(tiny: Callable[[str], Path]) -> Path:
-    return tiny("llama-gqa")
+def model(endless: Path) -> Path:
+    return endless
 
 
 @pytest.fixture(scope="module")
 def run() -> Iterator[Run]:
     """run(coroutine) on the loop that the engine of this module lives on."""
     with asyncio.Runner() as runner:
-        yield lambda coroutine: runner.run(asyncio.wait_for(coroutine, 30))
+        yield lambda coroutine: runner.run(asyncio.wait_for(coroutine, PATIENCE_S))
 
 
 @pytest.fixture(scope="module")
@@ -51,9 +52,12 @@ def config_of(model: Path) -> EngineConfig:
 
 
 async def until_idle(llm: AsyncLLM) -> None:
-    """Wait until an abort that is on its way has arrived: the engine holds no request and no block."""
-    stats = await llm.get_stats()
-    assert (stats["num_running"], stats["num_waiting"], stats["kv_cache_usage"]) == (0, 0, 0.0)
+    """Wait until the engine holds no request and no block."""
+    while True:
+        stats = await llm.get_stats()
+        if (stats["num_running"], stats["num_waiting"], stats["kv_cache_usage"]) == (0, 0, 0.0):
+            return
+        await asyncio.sleep(0.01)
 
 
 async def collect(llm: AsyncLLM, prompt: Any, params: SamplingParams, request_id: str) -> list[RequestOutput]:
@@ -126,7 +130,8 @@ def test_three_answers_stream_side_by_side(llm: AsyncLLM, run: Run, kind: Reques
 
 
 def test_a_stop_string_ends_the_request_in_the_engine_too(llm: AsyncLLM, run: Run) -> None:
-    whole = run(collect(llm, PROMPTS[0], LONG, "whole"))[-1].outputs[0].text
+    final = of_kind(RequestOutputKind.FINAL_ONLY, max_tokens=100)
+    whole = run(collect(llm, PROMPTS[0], final, "whole"))[-1].outputs[0].text
     stop = whole[10:13]
 
     async def answer() -> RequestOutput:
@@ -134,7 +139,7 @@ def test_a_stop_string_ends_the_request_in_the_engine_too(llm: AsyncLLM, run: Ru
         await until_idle(llm)
         return output
 
-    params = of_kind(RequestOutputKind.FINAL_ONLY, max_tokens=200, stop=stop)
+    params = of_kind(RequestOutputKind.FINAL_ONLY, max_tokens=None, stop=stop)
     (stopped,) = run(answer()).outputs
     assert (stopped.text, stopped.finish_reason) == (whole[: whole.index(stop)], "stop")
     assert stopped.stop_reason == stop
@@ -146,7 +151,7 @@ def test_a_stop_string_ends_the_request_in_the_engine_too(llm: AsyncLLM, run: Ru
 @pytest.mark.parametrize("n", [1, 3])
 def test_closing_the_generator_aborts_the_request(llm: AsyncLLM, run: Run, n: int) -> None:
     async def read_a_little() -> None:
-        params = of_kind(RequestOutputKind.DELTA, n=n, temperature=1.0, max_tokens=200)
+        params = of_kind(RequestOutputKind.DELTA, n=n, temperature=1.0, max_tokens=None)
         generator = llm.generate(PROMPTS[0], params, "closed")
         await anext(generator)
         await generator.aclose()
@@ -157,7 +162,7 @@ def test_closing_the_generator_aborts_the_request(llm: AsyncLLM, run: Run, n: in
 
 def test_leaving_the_loop_early_aborts_the_request(llm: AsyncLLM, run: Run) -> None:
     async def read_a_little() -> None:
-        async for _ in llm.generate(PROMPTS[0], LONG, "left"):
+        async for _ in llm.generate(PROMPTS[0], ENDLESS, "left"):
             break
         await asyncio.sleep(0)  # the loop closes the forgotten generator
         await asyncio.sleep(0)
@@ -168,7 +173,7 @@ def test_leaving_the_loop_early_aborts_the_request(llm: AsyncLLM, run: Run) -> N
 
 def test_cancelling_the_reader_aborts_the_request(llm: AsyncLLM, run: Run) -> None:
     async def cancel() -> None:
-        readers = [asyncio.create_task(collect(llm, [5, 6, index], LONG, str(index))) for index in range(20)]
+        readers = [asyncio.create_task(collect(llm, [5, 6, index], ENDLESS, str(index))) for index in range(20)]
         other = asyncio.create_task(collect(llm, PROMPTS[0], GREEDY, "other"))
         while not all(str(index) in llm.output_processor for index in range(20)):
             await asyncio.sleep(0)
@@ -184,11 +189,11 @@ def test_cancelling_the_reader_aborts_the_request(llm: AsyncLLM, run: Run) -> No
 
 def test_cancelling_before_the_first_await_leaves_nothing(llm: AsyncLLM, run: Run) -> None:
     async def cancel() -> None:
-        reader = asyncio.create_task(collect(llm, PROMPTS[0], LONG, "early"))
+        reader = asyncio.create_task(collect(llm, PROMPTS[0], ENDLESS, "early"))
         await asyncio.sleep(0)
         reader.cancel()
         await asyncio.wait([reader])
-        generator = llm.generate(PROMPTS[0], LONG, "early")
+        generator = llm.generate(PROMPTS[0], ENDLESS, "early")
         await generator.aclose()
         await until_idle(llm)
 
@@ -199,7 +204,7 @@ def test_cancelling_before_the_first_await_leaves_nothing(llm: AsyncLLM, run: Ru
 @pytest.mark.parametrize("n", [1, 3])
 def test_abort_gives_a_last_output(llm: AsyncLLM, run: Run, kind: RequestOutputKind, n: int) -> None:
     async def abort() -> list[RequestOutput]:
-        params = of_kind(kind, n=n, temperature=1.0, max_tokens=200)
+        params = of_kind(kind, n=n, temperature=1.0, max_tokens=None)
         reader = asyncio.create_task(collect(llm, PROMPTS[0], params, "x"))
         while "x" not in llm.output_processor:
             await asyncio.sleep(0)
@@ -222,7 +227,7 @@ def test_a_wrong_request_is_refused_and_the_others_go_on(llm: AsyncLLM, run: Run
     wrong = [
         ([], GREEDY),
         ([10_000], GREEDY),
-        ([5] * 300, GREEDY),
+        ([5] * 200_000, GREEDY),
         (7, GREEDY),
         ("x", SamplingParams(logprobs=1000)),
         ("x", SamplingParams(extra_args={"f": print})),
@@ -272,7 +277,8 @@ def test_an_id_in_use_is_refused_and_its_owner_goes_on(llm: AsyncLLM, run: Run) 
 
 def test_control_calls_run_beside_requests_and_each_other(llm: AsyncLLM, run: Run) -> None:
     async def call() -> None:
-        readers = [asyncio.create_task(collect(llm, [5, 6, index], LONG, str(index))) for index in range(8)]
+        long = of_kind(RequestOutputKind.CUMULATIVE, max_tokens=200)
+        readers = [asyncio.create_task(collect(llm, [5, 6, index], long, str(index))) for index in range(8)]
         calls = [llm.get_stats() if index % 2 else llm.reset_prefix_cache() for index in range(40)]
         wrong = llm.engine_core.call("no such operation")
         results = await asyncio.gather(*calls, wrong, return_exceptions=True)
@@ -289,7 +295,7 @@ def test_shutdown_ends_open_generators_and_calls(model: Path) -> None:
     async def shut_down() -> None:
         tasks = asyncio.all_tasks()
         llm = await AsyncLLM.start(config_of(model))
-        readers = [asyncio.create_task(collect(llm, [5, index], LONG, str(index))) for index in range(5)]
+        readers = [asyncio.create_task(collect(llm, [5, index], ENDLESS, str(index))) for index in range(5)]
         await llm.get_stats()
         call = asyncio.create_task(llm.get_stats())
         await asyncio.sleep(0)
@@ -305,7 +311,7 @@ def test_shutdown_ends_open_generators_and_calls(model: Path) -> None:
         await asyncio.sleep(0)
         assert asyncio.all_tasks() == tasks
 
-    asyncio.run(asyncio.wait_for(shut_down(), 30))
+    asyncio.run(asyncio.wait_for(shut_down(), PATIENCE_S))
 
 
 def test_in_process_is_refused_by_name(model: Path) -> None:

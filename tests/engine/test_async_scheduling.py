@@ -15,6 +15,7 @@ import pytest
 
 from fathom import LLM, AsyncLLM, EngineConfig, RequestOutput, RequestOutputKind, SamplingParams
 from fathom.worker.sample.interface import AdapterLogitsProcessor
+from tests.client.processes import PATIENCE_S
 from tests.worker.delayed_device import DelayedDevice
 
 PROMPTS = [[3 + (11 * i * (k + 1) + k) % 500 for i in range(5 + 9 * k)] for k in range(7)]
@@ -248,4 +249,4 @@ def test_streams_of_an_engine_process_that_schedules_ahead(folder: Path, llms: l
         finally:
             engine.shutdown()
 
-    assert asyncio.run(asyncio.wait_for(run(), 60)) == expected
+    assert asyncio.run(asyncio.wait_for(run(), PATIENCE_S)) == expected

@@ -14,13 +14,11 @@ import pytest
 
 from fathom import LLM, SamplingParams
 from fathom.errors import CheckpointError, EngineDeadError, ValidationError
-from tests.client.processes import Script, is_gone, within
+from tests.client.processes import Script, comes_true, is_gone, title_of
 from tests.executor import faults
 
-pytestmark = pytest.mark.timeout(120)
 LONG = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
 PROMPTS = [[i % 300 + 5, 7] for i in range(500)]
-NOTICED_S = 2.0
 
 
 @pytest.fixture
@@ -45,9 +43,9 @@ def workers_of(pid: int) -> dict[str, psutil.Process]:
     """The workers among a process's descendants, by title."""
     found = {}
     for child in psutil.Process(pid).children(recursive=True):
-        title = child.cmdline()[:1]
-        if title and title[0].startswith("fathom::Worker"):
-            found[title[0]] = child
+        title = title_of(child)
+        if title.startswith("fathom::Worker"):
+            found[title] = child
     return found
 
 
@@ -57,11 +55,10 @@ def generate_until_dead(llm: LLM) -> EngineDeadError:
     return caught.value
 
 
-def wait_and_check(llm: LLM, workers: dict[str, psutil.Process], since: float) -> None:
-    assert time.time() - since < NOTICED_S + 1.0
+def check_nothing_is_left(llm: LLM, workers: dict[str, psutil.Process]) -> None:
     with pytest.raises(EngineDeadError):
         llm.get_stats()
-    assert within(3, lambda: all(is_gone(worker) for worker in workers.values()))
+    assert comes_true(lambda: all(is_gone(worker) for worker in workers.values()))
 
 
 @pytest.mark.parametrize(
@@ -77,7 +74,6 @@ def wait_and_check(llm: LLM, workers: dict[str, psutil.Process], since: float) -
 def test_a_worker_s_end_is_the_engine_s_and_is_told(llm: LLM, fault_folder: Path, fault: str, words: list[str]) -> None:
     workers = workers_of(os.getpid())
     victim = workers["fathom::Worker_TP1"]
-    started = time.time()
     if fault in faults.FAULTS:
         (fault_folder / "fathom::Worker_TP1").write_text(fault)
     else:
@@ -86,7 +82,7 @@ def test_a_worker_s_end_is_the_engine_s_and_is_told(llm: LLM, fault_folder: Path
     assert f"worker rank 1 (pid {victim.pid})" in message
     for expected in words:
         assert expected in message
-    wait_and_check(llm, workers, started)
+    check_nothing_is_left(llm, workers)
 
 
 def test_a_worker_s_end_is_noticed_while_nothing_is_asked_of_it(tiny: Callable[[str], Path]) -> None:
@@ -95,10 +91,10 @@ def test_a_worker_s_end_is_noticed_while_nothing_is_asked_of_it(tiny: Callable[[
         workers = workers_of(os.getpid())
         (engine,) = set(psutil.Process().children()).difference(others)
         workers["fathom::Worker_TP0"].kill()
-        assert within(NOTICED_S, lambda: is_gone(engine))
+        assert comes_true(lambda: is_gone(engine))
         with pytest.raises(EngineDeadError, match=r"worker rank 0 \(pid \d+\) was killed by SIGKILL"):
             llm.get_stats()
-        assert within(3, lambda: all(is_gone(worker) for worker in workers.values()))
+        assert comes_true(lambda: all(is_gone(worker) for worker in workers.values()))
 
 
 def test_a_step_that_fails_alike_on_every_rank_ends_its_requests_and_not_the_engine(
@@ -124,14 +120,14 @@ def test_a_model_that_cannot_be_loaded_is_refused_as_by_one_worker(tiny: Callabl
     weights.write_bytes(weights.read_bytes()[:-100])
     with pytest.raises(CheckpointError, match="truncated or corrupt"):
         start(tmp_path)
-    assert within(3, lambda: not workers_of(os.getpid()))
+    assert comes_true(lambda: not workers_of(os.getpid()))
 
 
 GENERATE = """
     llm = make_llm(**{options})
-    say("go")
     try:
-        generate_for_long(llm)
+        say("go")
+        generate_for_ever(llm)
     except KeyboardInterrupt:
         say("interrupted")
         say(len(generate(llm)[0]))
@@ -141,11 +137,12 @@ GENERATE = """
 @pytest.mark.parametrize(
     ("number", "own_process"), [(signal.SIGKILL, True), (signal.SIGINT, False)], ids=["kill -9", "Ctrl-C in-process"]
 )
-def test_workers_end_with_the_caller(tiny: Callable[[str], Path], number: int, own_process: bool) -> None:
+def test_workers_end_with_the_caller(endless: Path, number: int, own_process: bool) -> None:
+    before = set(os.listdir("/dev/shm"))
     options = {"tensor_parallel_size": 2, "multiprocess": own_process, "max_num_seqs": 64}
     with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as tmp:
         code = GENERATE.format(options=options).replace("make_llm(", "LLM(MODEL, num_threads=2, show_progress=False, ")
-        script = Script(code, tiny("llama-gqa"), Path(tmp))
+        script = Script(code, endless, Path(tmp))
         try:
             assert script.line() == "go"
             time.sleep(0.5)
@@ -155,9 +152,9 @@ def test_workers_end_with_the_caller(tiny: Callable[[str], Path], number: int, o
             if number == signal.SIGINT:
                 assert [script.line(), script.line()] == ["interrupted", "8"]
                 assert script.finish()[0] == 0
-            assert within(3, lambda: all(is_gone(worker) for worker in workers.values()))
-            assert within(3, lambda: not script.left())
+            assert comes_true(lambda: all(is_gone(worker) for worker in workers.values()))
+            assert comes_true(lambda: not script.left())
         finally:
             script.kill()
-        assert not [name for name in os.listdir("/dev/shm") if "fathom" in name]
-        assert within(3, lambda: not os.listdir(tmp))
+        assert not [name for name in set(os.listdir("/dev/shm")) - before if "fathom" in name]
+        assert comes_true(lambda: not os.listdir(tmp))

@@ -15,7 +15,7 @@ def load(level: str) -> subprocess.CompletedProcess[str]:
     program = "from fathom.kernels.native import cpu; print(cpu.level())"
     environment = os.environ | {"FATHOM_CPU_LEVEL": level}
     return subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60, env=environment
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120, env=environment
     )
 
 

@@ -13,7 +13,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 
-from tests.client.processes import within
+from tests.client.processes import comes_true
 
 
 class Collector:
@@ -31,14 +31,14 @@ class Collector:
         self._http.shutdown()
         self._http.server_close()
 
-    def of(self, request_id: str, seconds: float = 5) -> tuple[Any, dict[str, Any]]:
+    def of(self, request_id: str) -> tuple[Any, dict[str, Any]]:
         """The one span of the request of this id, once it has come."""
 
         def found() -> list[tuple[Any, dict[str, Any]]]:
             every = [(span, attributes) for span, attributes, _ in self.spans]
             return [item for item in every if item[1].get("gen_ai.request.id") == request_id]
 
-        assert within(seconds, lambda: bool(found())), request_id
+        assert comes_true(lambda: bool(found())), request_id
         (only,) = found()
         return only
 

@@ -10,23 +10,28 @@ import pytest
 
 from fathom.weights.catalogue import CATALOGUE
 from fathom.weights.download import pull
+from tests.conftest import ENDLESS_CONTEXT
 from tests.server.forced import FORCED
 from tests.server.processes import Server
 from tests.stand_in import write_stand_in
 
+POOL = f"--kv-cache-memory-bytes={2**28}"
+"""More than one endless answer takes; what else there is would be divided into a million blocks."""
+
 
 @pytest.fixture(scope="session")
 def tiny_chat_model(tiny: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny Llama with a chat template and 4,096 tokens of context."""
+    """A tiny Llama with a chat template and, as `endless`, a context that no answer gets through."""
     folder = tmp_path_factory.mktemp("stand-in")
-    write_stand_in(tiny("llama-gqa"), folder)
+    write_stand_in(tiny("llama-gqa"), folder, ENDLESS_CONTEXT)
     return next(folder.iterdir())
 
 
 @pytest.fixture(scope="session")
 def server(tiny_chat_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A tiny model, served as it comes, as "tiny"."""
-    started = Server(tiny_chat_model, tmp_path_factory.mktemp("server"), "--served-model-name=tiny", "--seed=0")
+    flags = ["--served-model-name=tiny", "--seed=0", POOL]
+    started = Server(tiny_chat_model, tmp_path_factory.mktemp("server"), *flags)
     yield started
     assert started.stop() == 0
 
@@ -47,7 +52,7 @@ TOOL_TEMPLATE = (
 def guarded(tiny_chat_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The tiny model with keys, admin routes, a template for tools, and a queue of two behind one place."""
     flags = ["--api-key=one", "--enable-admin", "--max-queue=2", "--max-num-seqs=1", "--max-queue-tokens=3000"]
-    flags += ["--max-num-batched-tokens=2048"]
+    flags += ["--max-num-batched-tokens=2048", POOL]
     flags += ["--allowed-origins=https://example.com", "--engine-stall-timeout=0.5", "--max-body-bytes=100000"]
     tmp = tmp_path_factory.mktemp("guarded")
     flags += [f"--chat-template={TOOL_TEMPLATE}", "--trust-request-chat-template", f"--profile-folder={tmp}/profile"]
@@ -90,8 +95,13 @@ THINKING_TEMPLATE = (
 
 @pytest.fixture(scope="session")
 def thinker(tiny_chat_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The tiny model with a template that opens reasoning, as "tiny"."""
-    flags = ["--served-model-name=tiny", f"--chat-template={THINKING_TEMPLATE}", f"--logits-processors={FORCED}"]
+    """The tiny model with a template that opens reasoning, and 4,096 tokens of context, as "tiny"."""
+    flags = [
+        "--served-model-name=tiny",
+        "--max-model-len=4096",
+        f"--chat-template={THINKING_TEMPLATE}",
+        f"--logits-processors={FORCED}",
+    ]
     started = Server(tiny_chat_model, tmp_path_factory.mktemp("thinker"), *flags)
     yield started
     assert started.stop() == 0

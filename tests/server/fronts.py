@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import psutil
 
+from tests.client.processes import PATIENCE_S, title_of
 from tests.server.processes import Server
 
 _ONE_FOR_EVER = httpx.Limits(max_connections=1, max_keepalive_connections=1, keepalive_expiry=None)
@@ -17,7 +18,7 @@ _ONE_FOR_EVER = httpx.Limits(max_connections=1, max_keepalive_connections=1, kee
 def fronts_of(server: Server) -> list[psutil.Process]:
     """The front processes that run, in the order of their numbers."""
     children = psutil.Process(server.process.pid).children()
-    found = {child.cmdline()[0]: child for child in children if child.cmdline()[:1] and "Front-" in child.cmdline()[0]}
+    found = {title: child for child in children if "Front-" in (title := title_of(child))}
     return [found[name] for name in sorted(found)]
 
 
@@ -33,7 +34,7 @@ def front_at(server: Server, port: int) -> int | None:
 def client_of(server: Server, front: psutil.Process) -> Iterator[httpx.Client]:
     """A client with one connection, which is that front's until a stream on it breaks off."""
     for _ in range(100):
-        client = httpx.Client(base_url=server.url, timeout=30, limits=_ONE_FOR_EVER)
+        client = httpx.Client(base_url=server.url, timeout=PATIENCE_S, limits=_ONE_FOR_EVER)
         answer = client.get("/ping")
         port = answer.extensions["network_stream"].get_extra_info("client_addr")[1]
         if front_at(server, port) == front.pid:

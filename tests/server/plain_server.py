@@ -7,6 +7,8 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from tests.client.processes import PATIENCE_S
+
 
 class PlainServer:
     """Answers with one word for each token asked for, in a thread for each connection.
@@ -17,6 +19,8 @@ class PlainServer:
         fails_every: each n-th request after the first gets 500; 0: none does.
         counts: sends usage.
         drops: closes a connection at the second request, without an answer.
+        alone, company, last: after the first so many requests, none is answered until so many are under way at once, or
+            so many have come in all.
     """
 
     def __init__(
@@ -27,14 +31,17 @@ class PlainServer:
         fails_every: int = 0,
         counts: bool = True,
         drops: bool = False,
+        alone: int = 0,
+        company: int = 1,
+        last: int = 0,
     ) -> None:
         self.strict, self.takes_ids, self.fails_every, self.counts = strict, takes_ids, fails_every, counts
         self.drops = drops
+        self.alone, self.company, self.last = alone, company, last
         self.bodies: list[dict[str, Any]] = []
         self.most_at_once = 0
         self._under_way = 0
-        self._lock = threading.Lock()
-        self._hold = threading.Event()  # never set: a wait that lets others in
+        self._changed = threading.Condition()
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self._http.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._http.server_address[1]}"
@@ -52,6 +59,9 @@ class PlainServer:
             return 400, "prompt must be a text"
         number = len(self.bodies) - 1
         return (500, "broken") if self.fails_every and number and number % self.fails_every == 0 else None
+
+    def _may_answer(self) -> bool:
+        return len(self.bodies) <= self.alone or self.most_at_once >= self.company or len(self.bodies) >= self.last
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:
         server = self
@@ -71,13 +81,13 @@ class PlainServer:
                     return
                 self.used = True
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                with server._lock:
+                with server._changed:
                     server.bodies.append(body)
                     refused = server.refusal(body)
                     server._under_way += 1
                     server.most_at_once = max(server.most_at_once, server._under_way)
-                server._hold.wait(0.02)
-                with server._lock:
+                    server._changed.notify_all()
+                    server._changed.wait_for(server._may_answer, PATIENCE_S)
                     server._under_way -= 1
                 if refused is not None:
                     self._send(refused[0], json.dumps({"error": {"message": refused[1]}}).encode())

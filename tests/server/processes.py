@@ -15,7 +15,7 @@ import httpx
 import openai
 import psutil
 
-from tests.client.processes import engine_of
+from tests.client.processes import PATIENCE_S, engine_of
 
 _URL = re.compile(r"serving .* at (http://\S+)")
 
@@ -39,17 +39,17 @@ class Server:
         line = self.process.stdout.readline()
         found = _URL.search(line)
         if found is None:
-            self.process.wait(10)
+            self.process.wait(PATIENCE_S)
             raise AssertionError(f"the server did not start: {line!r} {self.log.read_text()}")
         self.url = found[1]
-        self.http = httpx.Client(base_url=self.url, timeout=30)
+        self.http = httpx.Client(base_url=self.url, timeout=PATIENCE_S)
 
     def client(self, key: str = "none", **options: Any) -> openai.OpenAI:
         """OpenAI's client; it does not try again unless told."""
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=30, **options)
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=PATIENCE_S, **options)
 
     def async_client(self, key: str = "none") -> openai.AsyncOpenAI:
-        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=30)
+        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=PATIENCE_S)
 
     def post(self, path: str, **body: Any) -> httpx.Response:
         return self.http.post(path, json=body)
@@ -73,24 +73,24 @@ class Server:
         self.process.send_signal(signal.SIGTERM)
         return self.wait()
 
-    def wait(self, timeout_s: float = 20) -> int:
+    def wait(self) -> int:
         try:
-            return self.process.wait(timeout_s)
+            return self.process.wait(PATIENCE_S)
         finally:
             self.process.kill()
             self.process.wait()
 
 
 Start = Callable[..., Server]
-"""start(*flags): a server of a test's own."""
+"""start(*flags, **env): a server of a test's own."""
 
 
 def starting(model: Path, tmp: Path, *always: str) -> Iterator[Start]:
     """Gives a Start, whose servers have the flags `always` too, and ends them after the test."""
     servers: list[Server] = []
 
-    def start(*flags: str) -> Server:
-        servers.append(Server(model, tmp, *always, *flags))
+    def start(*flags: str, **env: str) -> Server:
+        servers.append(Server(model, tmp, *always, *flags, env=env))
         return servers[-1]
 
     yield start

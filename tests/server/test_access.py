@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from fathom.entrypoints.server.app import ADMIN_ROUTES, OPEN_PATHS, ROUTES, WEB_ROUTES
+from tests.client.processes import PATIENCE_S
 from tests.server.processes import Server
 
 PATHS = [(method, path.replace("{model:path}", "x")) for method, path, _ in (*ROUTES, *WEB_ROUTES, *ADMIN_ROUTES)]
@@ -19,9 +20,9 @@ def test_without_a_key_there_is_only_health(guarded: Server, key: str | None) ->
     """C93, over all routes, and those that do not exist."""
     for method, path in [*PATHS, ("GET", "/nothing"), ("GET", "/page/"), ("GET", "/health/")]:
         answer = guarded.http.request(method, path, headers={"Authorization": key or ""})
-        expected = 200 if path in OPEN_PATHS else 401
-        assert answer.status_code == expected, (method, path)
-        if expected == 401:
+        is_open = path in OPEN_PATHS  # to all, though /health may say that the engine has not answered for a while
+        assert (answer.status_code != 401) == is_open, (method, path)
+        if not is_open:
             error = answer.json()["error"]
             anthropic = path.startswith("/v1/messages")
             assert error["type"] == "authentication_error"
@@ -96,13 +97,16 @@ def test_a_head_without_end_ends_the_connection(guarded: Server, flood: str) -> 
     start, more = FLOODS[flood]
     host, port = guarded.url.removeprefix("http://").split(":")
     sent = 0
-    with socket.create_connection((host, int(port)), timeout=10) as connection, contextlib.suppress(ConnectionError):
+    with (
+        socket.create_connection((host, int(port)), timeout=PATIENCE_S) as connection,
+        contextlib.suppress(ConnectionError),
+    ):
         connection.sendall(start)
         while sent < 50_000_000:
             connection.sendall(more)
             sent += len(more)
     assert sent < 50_000_000
-    assert guarded.http.get("/health").status_code == 200
+    assert guarded.http.get("/version").status_code == 200
 
 
 def test_long_headers_pass(guarded: Server) -> None:

@@ -20,7 +20,7 @@ GREEDY: dict[str, Any] = {"model": "tiny", "temperature": 0, "max_tokens": 8}
 @pytest.fixture(scope="module")
 def llm(tiny_chat_model: Path) -> Iterator[LLM]:
     """The same model offline."""
-    with LLM(str(tiny_chat_model), multiprocess=False, num_threads=1, show_progress=False) as engine:
+    with LLM(str(tiny_chat_model), multiprocess=False, num_threads=1, max_num_seqs=8, show_progress=False) as engine:
         yield engine
 
 
@@ -207,11 +207,11 @@ def test_cached_tokens_and_salts(server: Server) -> None:
     assert cached("a") == cached("b") > 0
 
 
-def test_a_prompt_that_fills_the_context(server: Server) -> None:
-    length = server.http.get("/v1/models").json()["data"][0]["max_model_len"]
-    fits = server.post("/v1/completions", prompt=[5] * (length - 1), model="tiny", max_tokens=100)
+def test_a_prompt_that_fills_the_context(thinker: Server) -> None:
+    length = thinker.http.get("/v1/models").json()["data"][0]["max_model_len"]
+    fits = thinker.post("/v1/completions", prompt=[5] * (length - 1), model="tiny", max_tokens=100)
     assert fits.json()["usage"]["completion_tokens"] == 1
-    refused = server.post("/v1/completions", prompt=[5] * length, model="tiny")
+    refused = thinker.post("/v1/completions", prompt=[5] * length, model="tiny")
     error = refused.json()["error"]
     assert (refused.status_code, error["code"]) == (400, "context_length_exceeded")
     assert str(length) in error["message"]

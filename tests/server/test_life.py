@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,7 +16,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.client.processes import is_gone, socket_folders, within
+from tests.client.processes import PATIENCE_S, comes_true, hold_boots, is_gone, socket_folders, with_plugins_of
+from tests.server.conftest import POOL
 from tests.server.processes import Server, Start, starting
 from tests.server.test_load import LONG, stream
 
@@ -25,11 +25,11 @@ from tests.server.test_load import LONG, stream
 @pytest.fixture
 def start(tiny_chat_model: Path, tmp_path: Path) -> Iterator[Start]:
     """start(*flags): a server of this test's own."""
-    yield from starting(tiny_chat_model, tmp_path)
+    yield from starting(tiny_chat_model, tmp_path, POOL)
 
 
 def nothing_is_left(server: Server, engine: Any) -> bool:
-    return within(3, lambda: is_gone(engine) and not socket_folders(server.tmp))
+    return comes_true(lambda: is_gone(engine) and not socket_folders(server.tmp))
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_what_is_wrong_is_said_before_anything_starts(
         flags = [argument.format(port=taken.getsockname()[1]) for argument in arguments]
         model = [] if any(flag.startswith("--model") for flag in flags) else [str(tiny_chat_model)]
         command = [sys.executable, "-m", "fathom", "serve", *model, *flags]
-        run = subprocess.run(command, capture_output=True, text=True, timeout=30)
+        run = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert (run.returncode, run.stdout) == (code, "")
     assert words in run.stderr
     assert "Traceback" not in run.stderr
@@ -66,14 +66,19 @@ def test_what_is_wrong_is_said_before_anything_starts(
 
 def test_the_first_signal_lets_requests_end(start: Start) -> None:
     """C77: what runs ends well, what comes is turned away, and nothing is left."""
-    server = start("--shutdown-timeout=20")
+    server = start("--shutdown-timeout=600")
     engine = server.engine()
-    with stream(server, **(LONG | {"max_tokens": 300})) as lines:
+    engine.suspend()  # so that nothing ends before we have looked
+    with ThreadPoolExecutor(1) as pool:
+        body = LONG | {"max_tokens": 300, "stream": True}
+        answer = pool.submit(httpx.post, f"{server.url}/v1/completions", json=body, timeout=PATIENCE_S)
+        assert comes_true(lambda: server.http.get("/load").json()["server_load"] == 1)
         server.process.send_signal(signal.SIGTERM)
-        assert within(5, lambda: server.http.get("/health").status_code == 503)
+        assert comes_true(lambda: server.http.get("/health").status_code == 503)
         refused = server.post("/v1/completions", prompt="A")
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "shutting_down")
-        events = [line for line in lines if line]
+        engine.resume()
+        events = [line for line in answer.result().text.splitlines() if line]
     assert events[-1] == "data: [DONE]"
     assert json.loads(events[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
     assert server.wait() == 0
@@ -82,14 +87,14 @@ def test_the_first_signal_lets_requests_end(start: Start) -> None:
 
 @pytest.mark.parametrize("second_signal", [False, True])
 def test_requests_that_do_not_end_in_time_are_ended(start: Start, second_signal: bool) -> None:
-    server = start("--shutdown-timeout=60" if second_signal else "--shutdown-timeout=0.3")
+    server = start("--shutdown-timeout=600" if second_signal else "--shutdown-timeout=0.3")
     engine = server.engine()
     with stream(server, **LONG) as lines, ThreadPoolExecutor(1) as pool:
-        whole = pool.submit(httpx.post, f"{server.url}/v1/completions", json=LONG, timeout=30)
-        assert within(5, lambda: server.http.get("/load").json()["server_load"] == 2)
+        whole = pool.submit(httpx.post, f"{server.url}/v1/completions", json=LONG, timeout=PATIENCE_S)
+        assert comes_true(lambda: server.http.get("/load").json()["server_load"] == 2)
         server.process.send_signal(signal.SIGINT)
         if second_signal:
-            assert within(5, lambda: server.http.get("/health").status_code == 503)
+            assert comes_true(lambda: server.http.get("/health").status_code == 503)
             server.process.send_signal(signal.SIGTERM)
         events = [line for line in lines if line]
         answers = [json.loads(events[-2].removeprefix("data: ")), whole.result().json()]
@@ -97,7 +102,7 @@ def test_requests_that_do_not_end_in_time_are_ended(start: Start, second_signal:
     for answer in answers:
         choice = answer["choices"][0]
         assert (choice["finish_reason"], choice["stop_reason"]) == ("abort", "shutdown")
-    assert server.wait(5) == 0
+    assert server.wait() == 0
     assert nothing_is_left(server, engine)
 
 
@@ -106,12 +111,10 @@ def test_an_engine_that_dies_ends_streams_with_an_error(start: Start) -> None:
     server = start()
     engine = server.engine()
     with stream(server, **LONG) as lines, ThreadPoolExecutor(1) as pool:
-        whole = pool.submit(httpx.post, f"{server.url}/v1/completions", json=LONG, timeout=30)
-        assert within(5, lambda: server.http.get("/load").json()["server_load"] == 2)
-        killed = time.monotonic()
+        whole = pool.submit(httpx.post, f"{server.url}/v1/completions", json=LONG, timeout=PATIENCE_S)
+        assert comes_true(lambda: server.http.get("/load").json()["server_load"] == 2)
         engine.kill()
         events = [line for line in lines if line]
-        assert time.monotonic() - killed < 2
         failed = whole.result()
         with contextlib.suppress(httpx.TransportError):
             assert server.http.get("/health").status_code == 503
@@ -119,17 +122,21 @@ def test_an_engine_that_dies_ends_streams_with_an_error(start: Start) -> None:
     for error in (json.loads(events[-2].removeprefix("data: "))["error"], failed.json()["error"]):
         assert (error["code"], error["type"]) == ("engine_dead", "service_unavailable_error")
     assert failed.status_code == 503
-    assert server.wait(5) == 1
+    assert server.wait() == 1
     assert nothing_is_left(server, engine)
 
 
-def test_a_dead_engine_is_started_again_if_asked_and_dies_with_its_server(start: Start) -> None:
+def test_a_dead_engine_is_started_again_if_asked_and_dies_with_its_server(start: Start, tmp_path: Path) -> None:
     """C76: after kill -9 of the server nothing is left."""
-    server = start("--restart-on-failure")
+    held = hold_boots(tmp_path)
+    held.unlink()
+    server = start("--restart-on-failure", PYTHONPATH=with_plugins_of(tmp_path))
     before = server.post("/v1/completions", **(LONG | {"max_tokens": 9})).json()
+    held.touch()  # so that the second engine is not there before we have looked
     server.engine().kill()
-    assert within(5, lambda: server.http.get("/health").status_code == 503)
-    assert within(20, lambda: server.http.get("/health").status_code == 200)
+    assert comes_true(lambda: server.http.get("/health").status_code == 503)
+    held.unlink()
+    assert comes_true(lambda: server.http.get("/health").status_code == 200)
     after = server.post("/v1/completions", **(LONG | {"max_tokens": 9})).json()
     assert after["choices"] == before["choices"]
     second = server.engine()
@@ -140,15 +147,15 @@ def test_a_dead_engine_is_started_again_if_asked_and_dies_with_its_server(start:
 
 def test_a_stalled_engine_is_unhealthy_until_it_answers_again(guarded: Server) -> None:
     engine = guarded.engine()
-    assert guarded.http.get("/health").status_code == 200
+    assert comes_true(lambda: guarded.http.get("/health").status_code == 200)
     engine.suspend()
     try:
-        assert within(3, lambda: guarded.http.get("/health").status_code == 503)
+        assert comes_true(lambda: guarded.http.get("/health").status_code == 503)
         assert guarded.http.get("/health").json()["error"]["code"] == "engine_stalled"
         assert guarded.http.get("/metrics").status_code == 200
     finally:
         engine.resume()
-    assert within(3, lambda: guarded.http.get("/health").status_code == 200)
+    assert comes_true(lambda: guarded.http.get("/health").status_code == 200)
     assert guarded.post("/v1/completions", prompt="A", max_tokens=2).status_code == 200
 
 

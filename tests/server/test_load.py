@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import select
 import socket
-import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -16,11 +15,12 @@ import openai
 import psutil
 import pytest
 
-from tests.client.processes import within
+from tests.client.processes import PATIENCE_S, comes_true
 from tests.server.processes import Server
 from tests.server.test_chat import model_of
 
-LONG: dict[str, Any] = {"prompt": "The sea", "max_tokens": 4000, "ignore_eos": True, "temperature": 0}
+LONG: dict[str, Any] = {"prompt": "The sea", "max_tokens": 10**9, "ignore_eos": True, "temperature": 0}
+"""To the end of the context, which is endless."""
 
 
 @contextlib.contextmanager
@@ -28,7 +28,7 @@ def stream(server: Server, **body: Any) -> Iterator[Iterator[str]]:
     """An open stream that has sent something; leaving closes the connection."""
     headers = {"Authorization": server.http.headers.get("Authorization", "")}
     with (
-        httpx.Client(base_url=server.url, timeout=30, headers=headers) as http,
+        httpx.Client(base_url=server.url, timeout=PATIENCE_S, headers=headers) as http,
         http.stream("POST", "/v1/completions", json={**body, "stream": True}) as response,
     ):
         assert response.status_code == 200, response.read()
@@ -45,16 +45,16 @@ def idle(server: Server) -> bool:
 def test_more_than_the_queue_holds_is_turned_away_at_once(guarded: Server) -> None:
     """C65: one runs, two wait, n counts as n; the accepted ones all end well."""
     accepted: list[Any] = []
-    with stream(guarded, **LONG), ThreadPoolExecutor(2) as pool:
+    with ThreadPoolExecutor(2) as pool, stream(guarded, **LONG):
         body = {"prompt": "A", "max_tokens": 2, "temperature": 0}
         waiting = [pool.submit(guarded.client("one").completions.create, model=model_of(guarded), **body)]
-        assert within(5, lambda: guarded.http.get("/load").json()["server_load"] == 2)
+        assert comes_true(lambda: guarded.http.get("/load").json()["server_load"] == 2)
         two = guarded.post("/v1/completions", prompt="B", n=2, max_tokens=2)
         assert two.status_code == 429
         assert int(two.headers["retry-after"]) >= 1
         assert two.json()["error"]["code"] == "queue_full"
         waiting.append(pool.submit(guarded.client("one").completions.create, model=model_of(guarded), **body))
-        assert within(5, lambda: guarded.http.get("/load").json()["server_load"] == 3)
+        assert comes_true(lambda: guarded.http.get("/load").json()["server_load"] == 3)
         with pytest.raises(openai.RateLimitError):
             guarded.client("one").completions.create(model=model_of(guarded), **body)
         accepted = waiting
@@ -64,13 +64,13 @@ def test_more_than_the_queue_holds_is_turned_away_at_once(guarded: Server) -> No
 
 
 def test_waiting_prompt_tokens_are_limited_too(guarded: Server) -> None:
-    with stream(guarded, **LONG), ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(1) as pool, stream(guarded, **LONG):
         waits = pool.submit(guarded.post, "/v1/completions", prompt=[5] * 2900, max_tokens=1)
-        assert within(5, lambda: guarded.http.get("/load").json()["server_load"] == 2)
+        assert comes_true(lambda: guarded.http.get("/load").json()["server_load"] == 2)
         refused = guarded.post("/v1/completions", prompt=[5] * 200, max_tokens=1)
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "queue_full")
     assert waits.result().status_code == 200
-    assert within(5, lambda: idle(guarded))
+    assert comes_true(lambda: idle(guarded))
 
 
 @pytest.mark.parametrize("streamed", [False, True])
@@ -81,7 +81,10 @@ def test_a_deadline_ends_the_answer_as_it_is(guarded: Server, streamed: bool) ->
         assert lines[-1] == "data: [DONE]"
         running = json.loads(lines[-2].removeprefix("data: "))["choices"][0]
     else:
-        running = guarded.post("/v1/completions", **LONG, timeout=0.2).json()["choices"][0]
+        for seconds in (0.2, 1, 5, 25):  # the first that is enough for a token here
+            running = guarded.post("/v1/completions", **LONG, timeout=seconds).json()["choices"][0]
+            if running["text"]:
+                break
         assert running["text"]
     assert (running["finish_reason"], running["stop_reason"]) == ("abort", "deadline")
     with stream(guarded, **LONG):
@@ -104,24 +107,22 @@ def test_clients_that_go_away_free_their_places(server: Server) -> None:
     with contextlib.ExitStack() as streams:
         for n in (1, 2):
             streams.enter_context(stream(server, **(LONG | {"temperature": 1, "n": n})))
-        sockets = [
-            send_request(server, {**LONG, "prompt": prompt, "max_tokens": 2000}) for prompt in ("The sea", [7] * 2000)
-        ]
-        assert within(5, lambda: server.metrics()["num_requests_running"] >= 4)
+        sockets = [send_request(server, {**LONG, "prompt": prompt}) for prompt in ("The sea", [7] * 2000)]
+        assert comes_true(lambda: server.metrics()["num_requests_running"] == 5)
     for connection in sockets:
         connection.close()
-    assert within(5, lambda: idle(server))
+    assert comes_true(lambda: idle(server))
     assert server.metrics()['request_success_total{finished_reason="abort"}'] == before + 5
-    assert server.http.get("/load").json()["server_load"] == 0
+    assert comes_true(lambda: server.http.get("/load").json()["server_load"] == 0)
     assert "Traceback" not in server.log.read_text()
 
 
-def send_request(server: Server, body: dict[str, Any]) -> socket.socket:
+def send_request(server: Server, body: dict[str, Any] | str, path: str = "/v1/completions") -> socket.socket:
     """A connection that has asked and waits for its answer."""
     host, port = server.url.removeprefix("http://").split(":")
     connection = socket.create_connection((host, int(port)))
-    content = json.dumps(body).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(content)}\r\n\r\n"
+    content = (body if isinstance(body, str) else json.dumps(body)).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(content)}\r\n\r\n"
     connection.sendall(head.encode() + content)
     return connection
 
@@ -131,7 +132,7 @@ def test_a_slow_reader_gets_everything_and_holds_nobody_up(server: Server) -> No
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     others = [server.post("/v1/completions", prompt="A", max_tokens=4).status_code for _ in range(3)]
     assert others == [200] * 3
-    assert within(20, lambda: server.metrics()["num_requests_running"] == 0)  # the engine has long ended
+    assert comes_true(lambda: server.metrics()["num_requests_running"] == 0)  # the engine has long ended
     received = bytearray()
     while not received.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n"):
         part = connection.recv(1 << 16)
@@ -154,8 +155,8 @@ def test_idle_connections_hold_nobody_up_and_leave_nothing(server: Server) -> No
         for _ in range(300):
             stack.enter_context(socket.create_connection((host, int(port))))
         assert server.post("/v1/completions", prompt="A", max_tokens=2).status_code == 200
-        assert process.num_fds() >= before + 300
-    assert within(5, lambda: process.num_fds() <= before)
+        assert comes_true(lambda: process.num_fds() >= before + 300)
+    assert comes_true(lambda: process.num_fds() <= before)
 
 
 def test_metrics_add_up(server: Server) -> None:
@@ -185,26 +186,23 @@ def test_metrics_add_up(server: Server) -> None:
     assert grown("e2e_request_latency_seconds_count") == len(reasons)
     assert grown("inter_token_latency_seconds_count") <= grown("generation_tokens_total") - len(reasons)
     assert grown("request_generation_tokens_sum") >= grown("generation_tokens_total")
-    assert idle(server)
+    assert comes_true(lambda: idle(server))
     assert after['http_requests_total{path="/v1/completions",status="400"}'] >= 1
 
 
 def test_long_prompts_do_not_hold_up_the_loop(server: Server) -> None:
-    """A body of a million characters is tokenised beside the loop: health answers meanwhile."""
-    text = "The sea is wide. " * 60_000
-    done = threading.Event()
+    """A body of a million characters is tokenised beside the loop: others are answered meanwhile, several times.
 
-    def ask() -> int:
-        try:
-            return httpx.post(f"{server.url}/tokenize", json={"prompt": text}, timeout=30).status_code
-        finally:
-            done.set()
+    If this process does not get to run it may miss that; so it may try again.
+    """
+    content = json.dumps({"prompt": "The sea is wide. " * 60_000})
 
-    with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(ask)
-        answered = 0
-        while not done.is_set():
-            answered += server.http.get("/health").status_code == 200
-            time.sleep(0.01)
-    assert answer.result() == 200
-    assert answered >= 2
+    def others_answered() -> int:
+        connection, answered = send_request(server, content, "/tokenize"), 0
+        with connection:
+            while not select.select([connection], [], [], 0)[0]:
+                answered += server.http.get("/version").status_code == 200
+            assert connection.recv(100).startswith(b"HTTP/1.1 200")
+        return answered
+
+    assert any(others_answered() >= 5 for _ in range(30))

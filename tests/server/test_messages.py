@@ -8,8 +8,9 @@ from typing import Any
 import anthropic
 import pytest
 
+from tests.client.processes import PATIENCE_S, comes_true
 from tests.server.processes import Server
-from tests.server.test_load import LONG, idle, stream, within
+from tests.server.test_load import LONG, idle, stream
 
 USER: list[Any] = [{"role": "user", "content": "The sea"}]
 GREEDY: dict[str, Any] = {"model": "tiny", "max_tokens": 8, "extra_body": {"temperature": 0}}
@@ -23,7 +24,7 @@ QUESTION: list[Any] = [{"role": "user", "content": "What is the weather in Paris
 
 
 def client(server: Server, key: str = "none") -> anthropic.Anthropic:
-    return anthropic.Anthropic(base_url=server.url, api_key=key, max_retries=0, timeout=30)
+    return anthropic.Anthropic(base_url=server.url, api_key=key, max_retries=0, timeout=PATIENCE_S)
 
 
 def shown(message: Any) -> dict[str, Any]:
@@ -79,15 +80,15 @@ def test_the_order_of_events(server: Server) -> None:
     assert events[-2]["usage"]["output_tokens"] == 8
 
 
-def test_reasons_to_stop(server: Server) -> None:
+def test_reasons_to_stop(server: Server, thinker: Server) -> None:
     text = whole_and_streamed(server, messages=USER, **GREEDY).content[0].text
     stop = text[3:5]
     stopped = whole_and_streamed(server, messages=USER, stop_sequences=["never there", stop], **GREEDY)
     assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", stop)
     assert stopped.content[0].text == text[: text.index(stop)]
     long = [{"role": "user", "content": "sea " * 600}]
-    room = 4096 - client(server).messages.count_tokens(model="tiny", messages=long).input_tokens  # type: ignore[arg-type]
-    full = client(server).messages.create(messages=long, **GREEDY | {"max_tokens": room + 1})  # type: ignore[arg-type]
+    room = 4096 - client(thinker).messages.count_tokens(model="tiny", messages=long).input_tokens  # type: ignore[arg-type]
+    full = client(thinker).messages.create(messages=long, **GREEDY | {"max_tokens": room + 1})  # type: ignore[arg-type]
     assert full.stop_reason in ("model_context_window_exceeded", "end_turn")
     late = {"messages": USER, **RAW, "max_tokens": 4000}
     answer = server.http.post("/v1/messages", json=late, headers={"X-Request-Timeout": "0.2"}).json()
@@ -220,7 +221,7 @@ def test_thinking_that_cannot_be_turned_off(server: Server) -> None:
         assert server.post("/v1/messages", messages=USER, thinking=kind, **RAW).status_code == 200
 
 
-def test_errors_raise_the_client_s_classes(server: Server, guarded: Server) -> None:
+def test_errors_raise_the_client_s_classes(server: Server, guarded: Server, thinker: Server) -> None:
     with pytest.raises(anthropic.NotFoundError) as missing:
         client(server).messages.create(messages=USER, **GREEDY | {"model": "other"})
     assert missing.value.body["error"]["type"] == "not_found_error"  # type: ignore[index]
@@ -229,7 +230,7 @@ def test_errors_raise_the_client_s_classes(server: Server, guarded: Server) -> N
     model = guarded.http.get("/v1/models").json()["data"][0]["id"]
     assert client(guarded, "one").messages.count_tokens(messages=USER, model=model).input_tokens > 0
     with pytest.raises(anthropic.BadRequestError, match="context"):
-        client(server).messages.create(messages=[{"role": "user", "content": "sea " * 5000}], **GREEDY)
+        client(thinker).messages.create(messages=[{"role": "user", "content": "sea " * 5000}], **GREEDY)
     assert server.http.get("/v1/messages").json()["type"] == "error"
 
 
@@ -240,9 +241,9 @@ def test_an_answer_begins_in_the_queue_and_ends_with_its_client(guarded: Server)
         with guarded.http.stream("POST", "/v1/messages", json=body) as response:
             lines = response.iter_lines()
             assert next(lines) == "event: message_start"
-            assert within(5, lambda: guarded.http.get("/load").json()["server_load"] == 2)
-        assert within(5, lambda: guarded.http.get("/load").json()["server_load"] == 1)
-    assert within(5, lambda: idle(guarded))
+            assert comes_true(lambda: guarded.http.get("/load").json()["server_load"] == 2)
+        assert comes_true(lambda: guarded.http.get("/load").json()["server_load"] == 1)
+    assert comes_true(lambda: idle(guarded))
     assert "Traceback" not in guarded.log.read_text()
 
 

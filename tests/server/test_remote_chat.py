@@ -41,9 +41,9 @@ def test_turns_are_remembered(chat: Any, client: openai.OpenAI) -> None:
     assert chat([QUESTIONS[0], "", QUESTIONS[1]], "--system", "be kind") == (0, wanted, "Ask away; Ctrl-D ends.\n\n")
 
 
-def test_a_question_that_is_refused_does_not_end_the_chat(chat: Any) -> None:
-    status, out, err = chat(["?!" * 5000, *QUESTIONS])
-    assert (status, out) == chat(QUESTIONS)[:2]
+def test_a_question_that_is_refused_does_not_end_the_chat(chat: Any, thinker: Server) -> None:
+    status, out, err = chat(["?!" * 5000, *QUESTIONS], url=thinker.url)
+    assert (status, out) == chat(QUESTIONS, url=thinker.url)[:2]
     assert err.startswith("Ask away; Ctrl-D ends.\nfathom: ")
     assert "4096" in err
 

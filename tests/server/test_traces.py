@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -13,8 +14,9 @@ import httpx
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
-from tests.client.processes import within
+from tests.client.processes import PATIENCE_S, comes_true
 from tests.server.collector import Collector
+from tests.server.conftest import POOL
 from tests.server.processes import Server
 from tests.server.test_load import LONG, stream
 
@@ -34,7 +36,13 @@ def collector() -> Iterator[Collector]:
 
 @pytest.fixture(scope="module")
 def traced(tiny_chat_model: Path, tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> Iterator[Server]:
-    flags = ["--served-model-name=tiny", f"--otlp-traces-endpoint={collector.url}", "--max-num-seqs=2", "--max-queue=2"]
+    flags = [
+        "--served-model-name=tiny",
+        POOL,
+        f"--otlp-traces-endpoint={collector.url}",
+        "--max-num-seqs=2",
+        "--max-queue=2",
+    ]
     tmp = tmp_path_factory.mktemp("traced")
     started = Server(tiny_chat_model, tmp, *flags, "--log-requests", env=FAST)
     yield started
@@ -128,11 +136,8 @@ def test_every_way_to_ask_has_its_span(
 
 def test_requests_that_end_early(traced: Server, collector: Collector) -> None:
     """The client goes away from a stream; a deadline passes, in the queue."""
-    engine = traced.engine()
     with stream(traced, **LONG, request_id="gone"), stream(traced, **LONG, request_id="gone-too"):
-        engine.suspend()  # so that none ends by itself
         traced.post("/v1/completions", prompt="A", max_tokens=2, timeout=0.1, request_id="late")
-    engine.resume()
     for name in ("gone", "gone-too"):
         span, attributes = collector.of(f"cmpl-{name}")
         assert attributes["gen_ai.response.finish_reasons"] == ["abort"]
@@ -155,7 +160,7 @@ def test_what_is_wrong_with_a_request_is_its_error_type(traced: Server, collecto
     assert traced.post("/v1/completions", prompt="A", n=5).status_code == 400
     assert traced.http.get("/v1/completions").status_code == 405
     assert traced.http.get("/v1/models").status_code == 200
-    assert within(5, lambda: len(refused()) >= before + 2)
+    assert comes_true(lambda: len(refused()) >= before + 2)
     assert [(found["error.type"], found["http.response.status_code"]) for _, found in refused()[before:]] == [
         ("unknown_parameter", 400),
         ("400", 400),
@@ -165,11 +170,11 @@ def test_what_is_wrong_with_a_request_is_its_error_type(traced: Server, collecto
 
 def test_failures_are_errors_of_the_span(tiny_chat_model: Path, tmp_path: Path, collector: Collector) -> None:
     """An engine that dies: in the middle of a stream, whose status was 200, and before the answer's head."""
-    server = Server(tiny_chat_model, tmp_path, f"--otlp-traces-endpoint={collector.url}/v1/traces", env=FAST)
+    server = Server(tiny_chat_model, tmp_path, POOL, f"--otlp-traces-endpoint={collector.url}/v1/traces", env=FAST)
     with stream(server, **LONG, request_id="broken") as lines:
         server.engine().kill()
         list(lines)
-        with httpx.Client(base_url=server.url) as http:
+        with contextlib.suppress(httpx.TransportError), httpx.Client(base_url=server.url) as http:
             http.post("/v1/completions", json={"prompt": "A"}, headers={"traceparent": f"00-{TRACE}-{PARENT}-01"})
     assert server.wait() == 1
     span, attributes = collector.of("cmpl-broken")
@@ -196,7 +201,7 @@ def test_what_cannot_be_sent_is_refused_at_once(
     paths = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, "-m", "fathom", "serve", str(tiny_chat_model), f"--otlp-traces-endpoint={endpoint}"]
     env = {name: value.format(without=paths) for name, value in env.items()}
-    run = subprocess.run(command, capture_output=True, text=True, timeout=30, env={**os.environ, **env})
+    run = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, env={**os.environ, **env})
     assert (run.returncode, run.stdout) == (1, "")
     assert words in run.stderr
     assert len(run.stderr.splitlines()) == 1
@@ -204,5 +209,5 @@ def test_what_cannot_be_sent_is_refused_at_once(
 
 def test_without_the_flag_nothing_is_imported(tiny_chat_model: Path) -> None:
     code = "import fathom.entrypoints.server.app, fathom.entrypoints.server.lifecycle, sys; print(*sys.modules)"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S, check=True)
     assert not [name for name in run.stdout.split() if name.startswith("opentelemetry")]

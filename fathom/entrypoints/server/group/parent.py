@@ -45,7 +45,7 @@ from fathom.entrypoints.server.settings import ServerSettings
 from fathom.errors import EngineDeadError
 from fathom.frontend import boot
 from fathom.log import setup_logging
-from fathom.processes import exit_words, python_command
+from fathom.processes import exit_words, python_command, signals_held_back
 from fathom.wire.sockets import make_socket_folder, remove_socket_folder
 
 logger = logging.getLogger(__name__)
@@ -316,10 +316,9 @@ class Group:
         listener = self.listeners[number]
         handed = (its.fileno(), listener.fileno())
         arguments = [str(item) for item in (number, *handed)]
-        # Whoever sends signals to all of the group means the parent.
-        command = python_command(f"{__package__}.front", *arguments, ignored=("SIGINT", "SIGTERM"))
+        command = python_command(f"{__package__}.front", *arguments)
         environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(self.folder / METRICS)}
-        with its:
+        with its, signals_held_back():
             process = await asyncio.create_subprocess_exec(
                 *command, pass_fds=handed, stdin=asyncio.subprocess.DEVNULL, env=environment
             )
