@@ -6,20 +6,24 @@ Schemathesis (the extra `fuzz`) makes them and checks each answer: no 5xx; a sta
 has for it; what the document forbids is refused; methods are those of the document. What it permits may be refused all
 the same: a schema cannot say that two fields contradict each other. The model is tiny, with random weights. The exit
 code is 1 if a check failed, a process grew, or the server is not well afterwards.
+
+Now and then Schemathesis is stopped, so that the server can rest and hand back what it has freed; what it holds then is
+sampled. The minutes are those in which requests are made: such a run takes half as long again.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 import tempfile
-import threading
+import time
 from pathlib import Path
 
 from benchmarks.served import Footprint, ServedModel
-from benchmarks.soak.memory import GROUPS, fit
+from benchmarks.soak.memory import GROUPS, REST_S, fit
 from benchmarks.tiny_model import tiny_model
 
 CHECKS = (
@@ -34,32 +38,10 @@ CHECKS = (
 )
 MOST_GROWTH = 100.0
 """Bytes a request by which a process may surely grow: beyond the uncertainty that a run of this length leaves."""
-_SAMPLE_S = 1.0
-_WARM_UP_SHARE = 0.2
+_NUM_RESTS = GROUPS * 4 // 3
+"""Some more than GROUPS, when the first fifth has been left out as warm-up."""
 _FLAGS = ("--max-model-len=512", "--max-num-seqs=16", "--kv-cache-memory-bytes=4000000")
 _GAUGES = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
-
-
-class Watch:
-    """Samples footprints and the number of answers until it is left."""
-
-    def __init__(self, server: ServedModel) -> None:
-        self._server = server
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._sample, daemon=True)
-        self.samples: list[tuple[int, dict[str, Footprint]]] = []
-
-    def __enter__(self) -> Watch:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _sample(self) -> None:
-        while not self._over.wait(_SAMPLE_S):
-            self.samples.append((num_answers(self._server.metrics()), self._server.footprints()))
 
 
 def num_answers(metrics: dict[str, float]) -> int:
@@ -67,13 +49,31 @@ def num_answers(metrics: dict[str, float]) -> int:
     return round(sum(value for name, value in metrics.items() if name.startswith("http_requests_total")))
 
 
-def run_schemathesis(url: str, seconds: int, workers: int, seed: int, folder: Path) -> int:
-    """Its exit code: 0 if every check held."""
-    command = ["schemathesis", "--no-color", "run", f"{url}/openapi.json", "--phases=coverage,fuzzing"]
-    command += [f"--max-time={seconds}", f"--workers={workers}", f"--seed={seed}", f"--checks={','.join(CHECKS)}"]
+def run_schemathesis(
+    server: ServedModel, seconds: float, workers: int, seed: int, folder: Path
+) -> tuple[int, list[tuple[int, dict[str, Footprint]]]]:
+    """Its exit code, 0 if every check held; and at each rest how many answers there were and what the server held."""
+    in_all = round(seconds + _NUM_RESTS * REST_S)
+    command = ["schemathesis", "--no-color", "run", f"{server.url}/openapi.json", "--phases=coverage,fuzzing"]
+    command += [f"--max-time={in_all}", f"--workers={workers}", f"--seed={seed}", f"--checks={','.join(CHECKS)}"]
     command += ["--continue-on-failure", "--request-timeout=60", "--suppress-health-check=all", "--warnings=off"]
     executable = Path(sys.executable).with_name("schemathesis")
-    return subprocess.run([str(executable), *command[1:]], cwd=folder, env={**os.environ, "COLUMNS": "160"}).returncode
+    process = subprocess.Popen([str(executable), *command[1:]], cwd=folder, env={**os.environ, "COLUMNS": "160"})
+    samples = []
+    while not _ends_within(process, seconds / _NUM_RESTS):
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(REST_S)
+        samples.append((num_answers(server.metrics()), server.footprints()))
+        process.send_signal(signal.SIGCONT)
+    return process.returncode, samples
+
+
+def _ends_within(process: subprocess.Popen[bytes], seconds: float) -> bool:
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
 
 
 def main() -> None:
@@ -86,11 +86,8 @@ def main() -> None:
         folder = Path(name)
         server = ServedModel(str(tiny_model(folder)), folder, *_FLAGS)
         try:
-            with Watch(server) as watch:
-                failed = run_schemathesis(
-                    server.url, round(60 * options.minutes), options.workers, options.seed, folder
-                )
-            good = report(server, watch.samples) and not failed
+            failed, samples = run_schemathesis(server, 60 * options.minutes, options.workers, options.seed, folder)
+            good = report(server, samples) and not failed
         finally:
             left = server.end()
         print("after SIGTERM: exit code 0, nothing is left" if not left else f"after SIGTERM: {left}   <- WRONG")
@@ -109,7 +106,7 @@ def report(server: ServedModel, samples: list[tuple[int, dict[str, Footprint]]])
         print(f"{path:34} " + ", ".join(f"{count:,} x {status}" for status, count in counts.items()))
     good = all(metrics[name] == 0 for name in _GAUGES)
     print(f"{num_answers(metrics):,} answers; in the end " + ", ".join(f"{name} {metrics[name]:g}" for name in _GAUGES))
-    kept = samples[int(len(samples) * _WARM_UP_SHARE) :]
+    kept = samples[len(samples) // 5 :]
     if len(kept) < GROUPS:
         return good
     for process in kept[0][1]:

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from benchmarks.served import Footprint, ServedModel
 from benchmarks.soak.clients import ask_all
-from benchmarks.soak.memory import GROUPS, fit
+from benchmarks.soak.memory import GROUPS, REST_S, fit
 from benchmarks.soak.tally import Tally
 from benchmarks.soak.workload import CHAT_TEMPLATE, CONTEXT, MAX_BODY_BYTES, Workload
 from benchmarks.tiny_model import TINY, tiny_model
@@ -32,8 +32,6 @@ MOST_GROWTH = 100.0
 KV_CACHE_BYTES = {TINY: 4_000_000}
 """Room for about 5,000 tokens, at most 16 answers' share of which is 2,048."""
 KV_CACHE_BYTES_ELSE = 110_000_000
-REST_S = 12.0
-"""Of the server after a wave: longer than from one trimming of its heap to the next (fathom/allocator.py)."""
 _GAUGES = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
 
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 GROUPS = 20
+REST_S = 12.0
+"""Of a server before it is sampled: longer than from one trimming of its heap to the next (fathom/allocator.py)."""
 _T_95 = 2.101
 """Student's t at 97.5 % for the GROUPS - 2 degrees of freedom that a line through GROUPS points leaves."""
 

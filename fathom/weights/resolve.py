@@ -102,7 +102,7 @@ def _hub_repository(name: str, revision: str | None, need_weights: bool) -> Reso
     try:
         folder = Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
     except Exception as error:  # whatever the client raises is one of the reasons to list
-        return f"Hugging Face: {type(error).__name__}: {str(error).strip()}"
+        return f"Hugging Face: {type(error).__name__}: {str(error).strip().rstrip('.')}"
     missing = _missing_files(folder, need_weights)
     if missing:
         return f"Hugging Face: {name} has no {missing}"
@@ -120,7 +120,7 @@ def _missing_files(folder: Path, need_weights: bool) -> str | None:
 def _not_found(name: str, tried: list[str]) -> ModelNotFoundError:
     near = difflib.get_close_matches(name.lower(), CATALOGUE, n=1, cutoff=0.5)
     return ModelNotFoundError(
-        f"The model {name!r} was not found. Tried:\n" + "".join(f"  - {reason}\n" for reason in tried),
+        f"The model {name!r} was not found. Tried: " + "; ".join(" ".join(reason.split()) for reason in tried) + ".",
         parameter="model",
         value=name,
         hint=f"Did you mean {near[0]!r}?" if near else f"{DEFAULT_MODEL!r} works out of the box.",

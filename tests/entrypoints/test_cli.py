@@ -135,7 +135,7 @@ def test_an_unknown_model_lists_what_was_tried(capsys: pytest.CaptureFixture[str
     assert main(["generate", "a", "--model", "smolm2-135m", "--no-multiprocess"]) == 1
     out, err = capsys.readouterr()
     assert out == ""
-    assert err.startswith("fathom: The model 'smolm2-135m' was not found. Tried:\n  - local folder")
+    assert err.startswith("fathom: The model 'smolm2-135m' was not found. Tried: local folder: ")
     assert err.rstrip().endswith("Did you mean 'smollm2-135m'?")
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from pathlib import Path
 
 import pytest
-from tokenizers import AddedToken
+from tokenizers import AddedToken, decoders, models
+from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
 from fathom.errors import CheckpointError, UnsupportedModelError, ValidationError
 from fathom.frontend.tokenizer import Tokenizer, check_text, load_tokenizer
+from fathom.frontend.tokenizer.text_stream import MOST_REMEMBERED, TextDecoder
 from tests.frontend import tiny_tokenizers
 
 TEXTS = [
@@ -155,3 +158,31 @@ def test_lone_surrogates_are_refused_by_field():
         check_text("\udcf0", "messages")
     assert caught.value.parameter == "messages"
     check_text("paired \U0001f600, NUL \x00, BOM \ufeff", "messages")
+
+
+def test_what_is_remembered_of_tokens_does_not_grow_with_the_vocabulary() -> None:
+    """More tokens than are remembered, met one by one and all at once, say the same the second time."""
+    vocab = {"<unk>": 0, **{f"w{number}": number + 1 for number in range(MOST_REMEMBERED + 1000)}}
+    backend = Backend(models.WordLevel(vocab, unk_token="<unk>"))
+    backend.decoder = decoders.ByteLevel()
+    tokenizer = Tokenizer(backend, {"unk_token": "<unk>"})
+    every = list(range(len(vocab)))
+    for _ in range(2):
+        stream = tokenizer.text_stream()
+        assert "".join(stream.push([token]) for token in every[1:]) == "".join(list(vocab)[1:])
+        assert tokenizer.token_strings(every) == list(vocab)
+        assert [tokenizer.token_strings([token]) for token in every] == [[token] for token in vocab]
+    remembered, found = [], [vars(tokenizer)]
+    while found:
+        kept = found.pop()
+        remembered += [kept] if isinstance(kept, dict) and every[-1] in kept else []
+        found += [held for held in gc.get_referents(kept) if isinstance(held, dict | TextDecoder)]
+    assert remembered
+    assert max(map(len, remembered)) <= MOST_REMEMBERED
+
+
+def test_no_text_is_longer_than_its_tokens_can_spell(folder: Path) -> None:
+    tokenizer = load_tokenizer(folder, "safetensors")
+    for text in [*TEXTS, "\u03b1\u0313\u0300\u0345" * 50]:
+        assert len(text) <= tokenizer.most_characters(len(tokenizer.encode(text, add_special_tokens=False)))
+    assert tokenizer.most_characters(0) == 0

@@ -190,12 +190,15 @@ def test_metrics_add_up(server: Server) -> None:
     assert after['http_requests_total{path="/v1/completions",status="400"}'] >= 1
 
 
-def test_long_prompts_do_not_hold_up_the_loop(server: Server) -> None:
-    """A body of a million characters is tokenised beside the loop: others are answered meanwhile, several times.
+@pytest.mark.parametrize("as_chat", [False, True])
+def test_long_prompts_do_not_hold_up_the_loop(server: Server, as_chat: bool) -> None:
+    """A body of three million characters is tokenised beside the loop: others are answered meanwhile, several times.
 
     If this process does not get to run it may miss that; so it may try again.
     """
-    content = json.dumps({"prompt": "The sea is wide. " * 60_000})
+    text = "The sea is wide. " * 180_000
+    body: dict[str, Any] = {"messages": [{"role": "user", "content": text}]} if as_chat else {"prompt": text}
+    content = json.dumps(body)
 
     def others_answered() -> int:
         connection, answered = send_request(server, content, "/tokenize"), 0

@@ -46,6 +46,7 @@ ROUTES: list[tuple[str, str, Handler]] = [
     ("GET", "/v1/models/{model:path}", models.show_model),
     ("POST", "/tokenize", tokens.tokenize),
     ("POST", "/detokenize", tokens.detokenize),
+    ("GET", "/tokenizer_info", tokens.tokenizer_info),
     ("GET", "/health", operations.health),
     ("GET", "/ping", operations.health),
     ("POST", "/ping", operations.health),

@@ -50,7 +50,7 @@ async def prepare(
         ApiError, ValidationError: something is wrong with the request.
     """
     envelope = serving.envelope(id_prefix, http, request)
-    tools, prompt = await prompt_of(serving, request)
+    tools, prompt = await prompt_of(serving, request, must_fit=request.truncate_prompt_tokens is None)
     parser = tools.parser((prompt.text or "").removesuffix(tools.prefix))
     prompt = _cut(serving, request, prompt)
     params = _params(serving, request, len(prompt.token_ids), _reads_special_tokens(serving, parser), explain)
@@ -66,10 +66,12 @@ async def prepare(
     return Conversation(envelope, job, params, len(prompt.token_ids), tools, parser)
 
 
-async def prompt_of(serving: Serving, request: ChatCompletionRequest) -> tuple[ToolUse, ServedPrompt]:
+async def prompt_of(
+    serving: Serving, request: ChatCompletionRequest, *, must_fit: bool = False
+) -> tuple[ToolUse, ServedPrompt]:
     """How the tools are used, and the prompt, with the beginning of an answer that is forced."""
     tools = tool_use_of(serving, request)
-    return tools, await chat_prompt(serving, request, tools.shown, tools.opening)
+    return tools, await chat_prompt(serving, request, tools.shown, tools.opening, must_fit=must_fit)
 
 
 def _cut(serving: Serving, request: ChatCompletionRequest, prompt: ServedPrompt) -> ServedPrompt:

@@ -25,6 +25,7 @@ from fathom.entrypoints.server.protocol.other import (
     StatusAnswer,
     TokenizeAnswer,
     TokenizeRequest,
+    TokenizerInfo,
     VersionAnswer,
 )
 from fathom.entrypoints.server.protocol.responses import ResponseAnswer, ResponsesRequest
@@ -41,6 +42,7 @@ OPERATIONS: list[tuple[str, str, str, Any, Any]] = [
     ("get", "/v1/models/{model}", "Show one of them", None, ModelCard),
     ("post", "/tokenize", "Text or messages to token ids", TokenizeRequest, TokenizeAnswer),
     ("post", "/detokenize", "Token ids to text", DetokenizeRequest, DetokenizeAnswer),
+    ("get", "/tokenizer_info", "Special tokens and chat template", None, TokenizerInfo),
     ("get", "/health", "Whether the server serves", None, StatusAnswer),
     ("get", "/ping", "The same", None, StatusAnswer),
     ("post", "/ping", "The same", None, StatusAnswer),

@@ -14,6 +14,7 @@ from fathom.entrypoints.server.protocol.chat import ChatCompletionRequest, ChatM
 from fathom.entrypoints.server.protocol.completion import MAX_PROMPTS, CompletionRequest
 from fathom.entrypoints.server.protocol.other import TokenizeRequest
 from fathom.entrypoints.server.serving import Serving
+from fathom.errors import ContextLengthError
 from fathom.frontend.async_engine import LONG_TEXT
 from fathom.frontend.chat_template import render_chat
 
@@ -44,9 +45,14 @@ async def completion_prompts(serving: Serving, request: CompletionRequest) -> li
     encoded: list[list[int]] = []
     if texts:
         tokenizer = serving.need_tokenizer("prompt")
-        encoded = await off_loop_if(
-            sum(map(len, texts)) > LONG_TEXT, lambda: tokenizer.encode_batch(texts, request.add_special_tokens)
-        )
+
+        def encode() -> list[list[int]]:
+            if request.truncate_prompt_tokens is None:
+                for text in texts:
+                    _check_may_fit(serving, text, "prompt")
+            return tokenizer.encode_batch(texts, request.add_special_tokens)
+
+        encoded = await off_loop_if(sum(map(len, texts)) > LONG_TEXT, encode)
     next_ids = iter(encoded)
     return [ServedPrompt(item, next(next_ids)) if isinstance(item, str) else ServedPrompt(None, item) for item in given]
 
@@ -72,12 +78,15 @@ async def chat_prompt(
     request: ChatCompletionRequest | TokenizeRequest,
     tools: list[Tool] | None,
     opening: Callable[[str], str] | None = None,
+    *,
+    must_fit: bool = False,
 ) -> ServedPrompt:
     """The prompt of a conversation, by the request's chat template, the server's or the model's.
 
     Args:
         tools: those that the template is to show.
         opening: from the rendered text to what follows it.
+        must_fit: refuse what is longer than the context, if that can be seen before it is tokenised.
 
     Raises:
         ApiError, ValidationError: messages that are no conversation, or that the template refuses.
@@ -111,9 +120,27 @@ async def chat_prompt(
             chat_template_kwargs=variables,
         )
         text += opening(text) if opening else ""
+        if must_fit:
+            _check_may_fit(serving, text, "messages")
         return ServedPrompt(text, tokenizer.encode(text, add_special_tokens=bool(request.add_special_tokens)))
 
     return await off_loop_if(_num_characters(messages) > LONG_TEXT or bool(tools), render)
+
+
+def _check_may_fit(serving: Serving, text: str, parameter: str) -> None:
+    """Refuse a text that cannot be short enough, without the seconds that it would take to say how long it is."""
+    context = serving.engine.input_processor.max_model_len
+    if len(text) <= context:
+        return
+    most = serving.need_tokenizer(parameter).most_characters(context)
+    if len(text) > most:
+        raise ContextLengthError(
+            f"the prompt has {len(text)} characters, and the {context} tokens of the context cannot spell more than "
+            f"{most}.",
+            parameter=parameter,
+            value=len(text),
+            hint="Shorten it, or raise max_model_len if the model allows.",
+        )
 
 
 def template_source(serving: Serving, template: str | None) -> str:

@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize: what the model would see, and what tokens say."""
+"""/tokenize, /detokenize and /tokenizer_info: what the model would see, and what tokens say."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from fathom.entrypoints.server.protocol.other import (
     DetokenizeRequest,
     TokenizeAnswer,
     TokenizeRequest,
+    TokenizerInfo,
 )
 from fathom.entrypoints.server.serving import Serving
 from fathom.frontend.async_engine import LONG_TEXT
@@ -59,3 +60,20 @@ async def detokenize(serving: Serving, http: Request) -> Response:
     ids = request.tokens
     text = await off_loop_if(len(ids) > LONG_TEXT, lambda: tokenizer.decode(ids, skip_special_tokens=False))
     return json_response(DetokenizeAnswer(text))
+
+
+async def tokenizer_info(serving: Serving, http: Request) -> Response:
+    """Special tokens and the chat template, for clients that tokenise by this server."""
+    tokenizer = serving.need_tokenizer("tokenizer_info")
+    template = serving.template or tokenizer.chat_template
+    return json_response(
+        TokenizerInfo(
+            bos_token=tokenizer.bos_token,
+            eos_token=tokenizer.eos_token,
+            unk_token=tokenizer.unk_token,
+            pad_token=tokenizer.pad_token,
+            chat_template=template.get("default") if isinstance(template, dict) else template,
+            vocab_size=tokenizer.vocab_size,
+            model_max_length=serving.engine.input_processor.max_model_len,
+        )
+    )

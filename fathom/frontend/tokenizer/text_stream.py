@@ -28,6 +28,9 @@ from fathom.frontend.tokenizer.byte_alphabet import token_bytes
 
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _REPLACEMENT = "\ufffd"
+MOST_REMEMBERED = 4096
+"""Tokens of which a table remembers what they say. Text is made of fewer, most of the time; a server that remembered
+all that it ever met would go on growing until it has met the whole vocabulary."""
 
 
 class TextStream(Protocol):
@@ -45,7 +48,7 @@ class TextStream(Protocol):
 class TextDecoder:
     """The way in which one tokenizer's ids become text; opens a TextStream for each output.
 
-    Tables from id to piece are filled as ids are met and shared by all streams.
+    Tables from id to piece are filled as ids are met, begun anew when they are full, and shared by all streams.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, special_ids: frozenset[int]):
@@ -104,6 +107,8 @@ class _Pieces(dict[int, Any]):
         self._spell = spell
 
     def __missing__(self, token_id: int) -> Any:
+        if len(self) >= MOST_REMEMBERED:
+            self.clear()
         token = None if token_id in self._skipped else self._backend.id_to_token(token_id)
         piece = self[token_id] = None if token is None else self._spell(token)
         return piece

@@ -11,9 +11,11 @@ from typing import Any
 import tokenizers
 
 from fathom.errors import ValidationError
-from fathom.frontend.tokenizer.text_stream import TextDecoder, TextStream
+from fathom.frontend.tokenizer.text_stream import MOST_REMEMBERED, TextDecoder, TextStream
 
 ChatTemplate = str | dict[str, str]
+_MOST_COMPOSED = 4
+"""Characters that normalisation (NFC) may make one of."""
 
 
 class TokenizedText(dict[str, list[int]]):
@@ -50,6 +52,7 @@ class Tokenizer:
         backend.add_special_tokens(list(dict.fromkeys([*special_tokens.values(), *extra_special_tokens])))
         self._backend = backend
         self._token_strings: dict[int, str] = {}
+        self._longest_token: int | None = None  # counted when it is asked for
         self.all_special_ids = frozenset(
             token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special
         )
@@ -145,11 +148,13 @@ class Tokenizer:
         Raises:
             ValidationError: the text holds a lone surrogate.
         """
-        check_text(text, "prompt")
-        return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return self.encode_batch([text], add_special_tokens)[0]
 
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
-        """`encode` of each text, on all cores."""
+        """`encode` of each text, on all cores.
+
+        Other threads go on meanwhile: the library lets go of the interpreter's lock for batches, and for them only.
+        """
         for text in texts:
             check_text(text, "prompt")
         encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
@@ -162,7 +167,7 @@ class Tokenizer:
             ValidationError: an id is negative, or larger than any id can be.
         """
         try:
-            return self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
+            return self._backend.decode_batch([token_ids], skip_special_tokens=skip_special_tokens)[0]
         except OverflowError:
             bad = next(token_id for token_id in token_ids if not 0 <= token_id < 2**32)
             raise ValidationError(f"{bad} is no token id.", parameter="token_ids", value=bad) from None
@@ -171,6 +176,12 @@ class Tokenizer:
         """`decode` of each."""
         return [self.decode(token_ids, skip_special_tokens) for token_ids in sequences]
 
+    def most_characters(self, num_tokens: int) -> int:
+        """No longer text can come out as so few tokens."""
+        if self._longest_token is None:
+            self._longest_token = max(map(len, self._backend.get_vocab()))
+        return num_tokens * self._longest_token * _MOST_COMPOSED
+
     def token_strings(self, token_ids: Sequence[int]) -> list[str]:
         """`decode([id], skip_special_tokens=False)` of each id, remembered for the next time."""
         known = self._token_strings
@@ -178,8 +189,11 @@ class Tokenizer:
             return [known[token_id] for token_id in token_ids]
         except KeyError:
             missing = list({token_id for token_id in token_ids if token_id not in known})
+        if len(known) + len(missing) > MOST_REMEMBERED:
+            known, missing = {}, list(set(token_ids))
         texts = self._backend.decode_batch([[token_id] for token_id in missing], skip_special_tokens=False)
         known.update(zip(missing, texts, strict=True))
+        self._token_strings = known if len(known) <= MOST_REMEMBERED else {}
         return [known[token_id] for token_id in token_ids]
 
     def token_bytes(self, token_id: int) -> bytes:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from fathom.entrypoints.server.protocol.fields import Doc, refused
+from fathom.entrypoints.server.protocol.fields import BadWord, Doc, ModelName, StopString, refused
 
 _GRAMMAR = "constrained decoding is not part of this version"
 _ONE_ENGINE = "this server has no engines of different roles"
@@ -24,7 +24,7 @@ class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class EngineRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """What all of OpenAI's ways of asking for text have in common: who answers, how tokens are chosen, until when."""
 
-    model: Annotated[str | None, Doc(description="A name of /v1/models; left out: the served model.")] = None
+    model: Annotated[ModelName | None, Doc(description="A name of /v1/models; left out: the served model.")] = None
     stream: Annotated[bool | None, Doc(description="Send the answer as server-sent events, as it comes.")] = None
     user: Annotated[
         Annotated[str, Doc(max_length=512)] | None, Doc(description="Who asks, for the log of requests.")
@@ -53,7 +53,8 @@ class EngineRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     ] = None
     seed: Annotated[int | None, Doc(description="Makes the answer repeatable, whatever else runs.")] = None
     stop: Annotated[
-        str | Annotated[list[str], Doc(max_length=64)] | None, Doc(description="The answer ends before this text.")
+        StopString | Annotated[list[StopString], Doc(max_length=64)] | None,
+        Doc(description="The answer ends before this text."),
     ] = None
 
     # vLLM's extensions
@@ -85,7 +86,7 @@ class EngineRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         Annotated[list[int], Doc(max_length=65_536)] | None, Doc(description="Only these tokens may come.")
     ] = None
     bad_words: Annotated[
-        Annotated[list[str], Doc(max_length=1024)] | None, Doc(description="Words that may not come.")
+        Annotated[list[BadWord], Doc(max_length=1024)] | None, Doc(description="Words that may not come.")
     ] = None
     priority: Annotated[
         int, Doc(description="Lower goes first; other than 0 only with --scheduling-policy priority.")

@@ -12,6 +12,11 @@ Doc = msgspec.Meta
 """Doc(description=..., ge=..., max_length=...): the words and limits of a field."""
 
 
+ModelName = Annotated[str, Doc(max_length=512)]
+StopString = Annotated[str, Doc(max_length=4096)]
+BadWord = Annotated[str, Doc(max_length=256)]
+
+
 @dataclass(frozen=True)
 class Refusal:
     """A known field that is not supported: why, and which values mean nothing and may pass."""

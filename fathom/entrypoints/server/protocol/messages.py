@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from fathom.entrypoints.server.protocol.fields import Doc, refused
+from fathom.entrypoints.server.protocol.fields import Doc, ModelName, StopString, refused
 
 CacheControl = Annotated[Any, Doc(description="Every prefix is cached for as long as there is room, marked or not.")]
 _DIRECT = {"type": "direct"}
@@ -136,7 +136,7 @@ _KEEPS_ALL = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
 class CountTokensRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The body of POST /v1/messages/count_tokens: all that becomes the prompt."""
 
-    model: Annotated[str | None, Doc(description="A name of /v1/models; left out: the served model.")] = None
+    model: Annotated[ModelName | None, Doc(description="A name of /v1/models; left out: the served model.")] = None
     messages: Annotated[
         list[InputMessage],
         Doc(
@@ -169,7 +169,7 @@ class MessagesRequest(CountTokensRequest, kw_only=True, forbid_unknown_fields=Tr
     max_tokens: Annotated[int, Doc(description="Most tokens of the answer, thinking included.", ge=1)]
     stream: Annotated[bool | None, Doc(description="Send the answer as server-sent events, as it comes.")] = None
     stop_sequences: Annotated[
-        Annotated[list[str], Doc(max_length=64)] | None, Doc(description="The answer ends before this text.")
+        Annotated[list[StopString], Doc(max_length=64)] | None, Doc(description="The answer ends before this text.")
     ] = None
     temperature: Annotated[float | None, Doc(description="0 is greedy; default: the model's, else 1.")] = None
     top_p: Annotated[float | None, Doc(description="Share of the distribution that is kept.")] = None

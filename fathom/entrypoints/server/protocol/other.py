@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from fathom.entrypoints.server.protocol.chat import ChatMessage, Tool
-from fathom.entrypoints.server.protocol.fields import Doc
+from fathom.entrypoints.server.protocol.fields import Doc, ModelName
 
 
 class ModelCard(msgspec.Struct, kw_only=True):
@@ -34,7 +34,7 @@ class ModelList(msgspec.Struct, kw_only=True):
 class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The body of POST /tokenize: a prompt, or messages for the chat template."""
 
-    model: Annotated[str | None, Doc(description="A name of /v1/models.")] = None
+    model: Annotated[ModelName | None, Doc(description="A name of /v1/models.")] = None
     prompt: Annotated[str | None, Doc(description="A text.")] = None
     messages: Annotated[
         Annotated[list[ChatMessage], Doc(max_length=16_384)] | None, Doc(description="A conversation, as for chat.")
@@ -70,13 +70,25 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     """The body of POST /detokenize."""
 
     tokens: Annotated[list[int], Doc(description="Token ids.", max_length=1_000_000)]
-    model: Annotated[str | None, Doc(description="A name of /v1/models.")] = None
+    model: Annotated[ModelName | None, Doc(description="A name of /v1/models.")] = None
 
 
 class DetokenizeAnswer(msgspec.Struct):
     """The answer of /detokenize."""
 
     prompt: str
+
+
+class TokenizerInfo(msgspec.Struct, kw_only=True):
+    """The answer of /tokenizer_info: special tokens as they are spelled, and the template that renders chats."""
+
+    bos_token: str | None
+    eos_token: str | None
+    unk_token: str | None
+    pad_token: str | None
+    chat_template: str | None
+    vocab_size: int
+    model_max_length: int
 
 
 class LoadAnswer(msgspec.Struct, kw_only=True):
