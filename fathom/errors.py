@@ -20,8 +20,7 @@ class FathomError(Exception):
     """
 
     def __init__(self, message: str, *, parameter: str | None = None, value: Any = None, hint: str | None = None):
-        between = "" if message.endswith("\n") else " "
-        super().__init__(message if hint is None else f"{message}{between}{hint}")
+        super().__init__(message if hint is None else f"{message} {hint}")
         self.message = message
         self.parameter = parameter
         self.value = value
