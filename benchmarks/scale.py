@@ -35,6 +35,7 @@ from fathom.wire.messages import AddRequests, EngineCoreRequest
 
 BLOCK_SIZE = 16
 MAX_MODEL_LEN = 8192
+VOCAB = 100_000
 TENTHS = 10
 
 
@@ -77,7 +78,8 @@ class Workload:
     def __init__(self, seed: int) -> None:
         self._chance = np.random.default_rng(seed)
         self._prefixes = [self._tokens(self.PREFIX_TOKENS) for _ in range(self.NUM_PREFIXES)]
-        self._params = [SamplingParams(max_tokens=n, ignore_eos=True) for n in range(1, self.OUTPUT_TOKENS[1])]
+        # A token that would end an answer is looked for, and never comes: the lengths are drawn beforehand.
+        self._params = [SamplingParams(max_tokens=n, eos_token_ids=[VOCAB]) for n in range(1, self.OUTPUT_TOKENS[1])]
 
     def take(self, first: int, count: int) -> AddRequests:
         """Requests number `first` and the `count` - 1 after it."""
@@ -88,7 +90,7 @@ class Workload:
         return AddRequests(prompts, [self._params[n - 1] for n in lengths], requests)
 
     def _tokens(self, bounds: tuple[int, int]) -> np.ndarray:
-        return self._chance.integers(0, 100_000, self._chance.integers(*bounds), dtype=np.int32)
+        return self._chance.integers(0, VOCAB, self._chance.integers(*bounds), dtype=np.int32)
 
 
 class Device:
@@ -97,6 +99,7 @@ class Device:
     def __init__(self, latency: Latency) -> None:
         self.clock = 0.0
         self._latency = latency
+        self._chance = np.random.default_rng(0)
         self._missing: dict[str, int] = {}  # prompt tokens that are still to be computed
 
     def execute(self, work: SchedulerOutput) -> ModelRunnerOutput:
@@ -106,14 +109,15 @@ class Device:
             missing.pop(request_id, None)
         for request in work.new_requests:
             missing[request.request_id] = len(request.token_ids) - request.num_computed_tokens
-        sampled = {}
+        complete = []
         for request_id, count in work.num_scheduled_tokens.items():
             left = missing[request_id] - count
             if left <= 0:
-                sampled[request_id] = 7
+                complete.append(request_id)
                 left = 1
             missing[request_id] = left
-        return ModelRunnerOutput(sampled_token_ids=sampled)
+        tokens = self._chance.integers(0, VOCAB, len(complete)).tolist()
+        return ModelRunnerOutput(sampled_token_ids=dict(zip(complete, tokens, strict=True)))
 
 
 @dataclass(frozen=True)

@@ -125,10 +125,14 @@ def split(step: EngineCoreOutputs, owners: dict[str, bytes], fronts: set[bytes])
         identity = owners.get(output.request_id)
         if identity is not None:
             parts[identity].outputs.append(output)
+    for request_id, token_ids in step.tokens.items():
+        identity = owners.get(request_id)
+        if identity is not None:
+            parts[identity].tokens[request_id] = token_ids
     if step.logprobs is not None:
         for part in parts.values():
             part.logprobs = _take_rows(step.logprobs, part.outputs)
-    return {identity: part for identity, part in parts.items() if part.outputs or part.step is not None}
+    return {identity: part for identity, part in parts.items() if part.outputs or part.tokens or part.step is not None}
 
 
 def _take_rows(logprobs: LogprobsArrays, outputs: list[EngineCoreOutput]) -> LogprobsArrays | None:

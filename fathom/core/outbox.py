@@ -47,6 +47,7 @@ class _Gathered:
     def __init__(self) -> None:
         self._steps: list[EngineCoreOutputs] = []
         self._outputs: dict[str, EngineCoreOutput] = {}
+        self._tokens: dict[str, list[int]] = {}  # of requests that are not in _outputs
         self._logprobs: list[LogprobsArrays] = []
         self._num_rows = 0
         self._rows: dict[str, list[int]] = {}  # by request, those of its tokens
@@ -67,10 +68,16 @@ class _Gathered:
             if output.logprobs_row >= 0:
                 self._rows.setdefault(request_id, []).append(self._num_rows + output.logprobs_row)
             before = self._outputs.get(request_id)
-            if before is not None:
+            if before is None:
+                output.new_token_ids = self._tokens.pop(request_id, []) + output.new_token_ids
+            else:
                 output.new_token_ids = before.new_token_ids + output.new_token_ids
                 output.prompt_logprobs = output.prompt_logprobs or before.prompt_logprobs
             self._outputs[request_id] = output
+        for request_id, token_ids in outputs.tokens.items():
+            before = self._outputs.get(request_id)
+            tokens = self._tokens.setdefault(request_id, []) if before is None else before.new_token_ids
+            tokens += token_ids
         if outputs.logprobs is not None:
             self._logprobs.append(outputs.logprobs)
             self._num_rows += len(outputs.logprobs)
@@ -80,6 +87,7 @@ class _Gathered:
         message = self._steps[-1]
         if len(self._steps) > 1:
             message.outputs = list(self._outputs.values())
+            message.tokens = self._tokens
             message.logprobs = self._ordered_logprobs() if self._logprobs else None
         return message
 

@@ -91,7 +91,8 @@ class EngineCoreProc:
                 self._take_messages()
             if self._core.has_work():
                 outputs = self._core.step()
-                if outputs.outputs or outputs.step is not None:  # the step of a prompt's chunk has numbers only
+                # The step of a prompt's chunk has numbers only.
+                if outputs.outputs or outputs.tokens or outputs.step is not None:
                     self._deliver(outputs)
 
     def _has_arrived(self) -> bool:

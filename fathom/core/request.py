@@ -11,6 +11,9 @@ from fathom.core.kv_cache.hashing import BlockHasher
 from fathom.params import RequestOutputKind, SamplingParams
 from fathom.wire.messages import EngineCoreRequest, FinishReason
 
+ATTENDED = -1
+"""In place of the number of a step: the request does not coast."""
+
 
 class RequestStatus(IntEnum):
     WAITING = 0
@@ -25,12 +28,17 @@ class Request:
     There is no prefill and no decode, only a cursor, `num_computed_tokens`, that runs after the request's tokens: a
     new request is a whole prompt behind, a request that generates is one token behind. Among the tokens that it runs
     after are `num_awaited_tokens` whose values are not known yet, since the steps that sample them are in flight.
+
+    While it coasts (see scheduler/in_flight.py) its cursor and tokens are those of the step before `coasts_from`, the
+    first that it coasts through; it is attended to in step `coasts_until` at the latest.
     """
 
     __slots__ = (
         "arrival_time",
         "block_hashes",
         "choice",
+        "coasts_from",
+        "coasts_until",
         "end_token_ids",
         "extra_key",
         "is_watched",
@@ -72,6 +80,8 @@ class Request:
         self.num_prompt_tokens = len(self.token_ids)
         self.num_computed_tokens = 0
         self.num_awaited_tokens = 0
+        self.coasts_from = ATTENDED
+        self.coasts_until = ATTENDED
         self.settled_until = 0  # up to which token the KV manager has nothing to do for it
         self.num_cached_tokens = -1  # -1: not admitted yet
         self.num_preemptions = 0

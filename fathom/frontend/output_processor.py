@@ -121,14 +121,25 @@ class OutputProcessor:
             if state is None:  # aborted on this side, with outputs still on their way
                 continue
             self._update(state, output, step)
-            if state.finish_reason is not None and output.finish_reason is None:
-                result.to_abort.append(output.request_id)
-            request_output = self._make_output(output.request_id, state)
-            if request_output is not None:
-                result.request_outputs.append(request_output)
-            if state.finish_reason is not None:
-                self._close(output.request_id, state)
+            self._tell(output.request_id, state, output.finish_reason, result)
+        for request_id, token_ids in step.tokens.items():
+            state = self._states.get(request_id)
+            if state is not None:
+                self._add_tokens(state, token_ids, None)
+                self._tell(request_id, state, None, result)
         return result
+
+    def _tell(
+        self, engine_id: str, state: RequestState, engine_finish: FinishReason | None, result: ProcessedOutputs
+    ) -> None:
+        """Add what is to be told of one answer that has been updated. engine_finish: why the engine has ended it."""
+        if state.finish_reason is not None and engine_finish is None:
+            result.to_abort.append(engine_id)
+        request_output = self._make_output(engine_id, state)
+        if request_output is not None:
+            result.request_outputs.append(request_output)
+        if state.finish_reason is not None:
+            self._close(engine_id, state)
 
     def _check_unused(self, request_ids: list[str], engine_ids: list[list[str]]) -> None:
         uses = Counter(
@@ -157,7 +168,7 @@ class OutputProcessor:
             del self._parents[state.parent.request_id]
 
     def _update(self, state: RequestState, output: EngineCoreOutput, step: EngineCoreOutputs) -> None:
-        """Tokens, logprobs, text and times of one answer; finds stop strings."""
+        """Take in all that an output tells of one answer."""
         state.num_cached_tokens = output.num_cached_tokens
         state.finish_reason = output.finish_reason
         state.stop_reason = output.stop_reason
@@ -166,31 +177,32 @@ class OutputProcessor:
             state.logprobs.positions.append(step.logprobs, output.logprobs_row, len(output.new_token_ids))
         if state.request.params.prompt_logprobs is not None and state.prompt_logprobs is None:
             state.prompt_logprobs = prompt_positions(output.prompt_logprobs, self._decode)
-        previous, num_before = state.metrics.last_token_time, len(state.token_ids)
-        self._update_metrics(state.metrics, output)
-        state.token_ids += output.new_token_ids
+        state.metrics.scheduled_time = output.scheduled_time
+        state.metrics.num_preemptions = output.num_preemptions
+        self._add_tokens(state, output.new_token_ids, output.finish_reason)
+
+    def _add_tokens(self, state: RequestState, token_ids: list[int], engine_finish: FinishReason | None) -> None:
+        """Tokens, text and times of one answer; finds stop strings."""
+        metrics = state.metrics
+        previous, num_before = metrics.last_token_time, len(state.token_ids)
+        if token_ids:
+            now = time.time()
+            metrics.first_token_time = metrics.first_token_time or now
+            metrics.last_token_time = now
+            metrics.num_generation_tokens += len(token_ids)
+        state.token_ids += token_ids
         stop = state.detokenizer.update(
-            output.new_token_ids,
-            finished=output.finish_reason is not None,
-            stop_terminated=output.finish_reason is FinishReason.STOP,
+            token_ids,
+            finished=engine_finish is not None,
+            stop_terminated=engine_finish is FinishReason.STOP,
         )
         if stop is not None:
             state.finish_reason, state.stop_reason = FinishReason.STOP, stop
             del state.token_ids[state.detokenizer.num_tokens :]
         num_new = len(state.token_ids) - num_before
         if num_new:
-            gap_s = state.metrics.last_token_time - previous if previous else None
+            gap_s = metrics.last_token_time - previous if previous else None
             self._observer.tokens(state, num_new, gap_s)
-
-    @staticmethod
-    def _update_metrics(metrics: RequestMetrics, output: EngineCoreOutput) -> None:
-        metrics.scheduled_time = output.scheduled_time
-        metrics.num_preemptions = output.num_preemptions
-        if output.new_token_ids:
-            now = time.time()
-            metrics.first_token_time = metrics.first_token_time or now
-            metrics.last_token_time = now
-            metrics.num_generation_tokens += len(output.new_token_ids)
 
     def _make_output(self, engine_id: str, state: RequestState) -> RequestOutput | None:
         """What the caller is told now, if anything."""

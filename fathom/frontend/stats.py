@@ -74,6 +74,7 @@ class StatsLogger:
             return
         self.last = step.stats
         self._num_tokens += sum(len(output.new_token_ids) for output in step.outputs)
+        self._num_tokens += sum(map(len, step.tokens.values()))
         elapsed = time.monotonic() - self._since
         if elapsed >= INTERVAL_S:
             self._log(step.stats, elapsed)

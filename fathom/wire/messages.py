@@ -177,6 +177,8 @@ class StepStats(msgspec.Struct, array_like=True, gc=False):
 class EngineCoreOutputs(msgspec.Struct, tag="outputs"):
     """What one step gave all of its requests, or several steps that nobody waited for (see core/outbox.py).
 
+    A request is in `outputs` or in `tokens`: request id -> its new tokens, where all else that an output tells is as
+    the last one told.
     logprobs: rows of the outputs that asked; see EngineCoreOutput.logprobs_row.
     stats, step: where the scheduler stands and what the step was; None with disable_log_stats, or if no step was run.
     urgent: whether somebody may be waiting for any of this (see core/outbox.py).
@@ -187,6 +189,7 @@ class EngineCoreOutputs(msgspec.Struct, tag="outputs"):
     stats: SchedulerStats | None = None
     step: StepStats | None = None
     urgent: bool = True
+    tokens: dict[str, list[int]] = {}
 
 
 class RemoteError(msgspec.Struct):

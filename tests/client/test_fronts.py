@@ -21,6 +21,7 @@ from fathom.step import LogprobsArrays
 from fathom.wire.messages import AddRequests, EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, FinishReason
 from fathom.wire.sockets import fronts_address
 from tests.client.processes import PATIENCE_S
+from tests.core.helpers import every_output
 
 Attach = Callable[[str], "Reader"]
 Test = Callable[[Path, AsyncMPClient, Attach], Awaitable[None]]
@@ -44,7 +45,7 @@ class Reader:
 
     async def _read(self) -> None:
         while True:
-            for output in (await self.client.get_outputs()).outputs:
+            for output in every_output(await self.client.get_outputs()):
                 self.got.setdefault(output.request_id, []).append(output)
 
     async def whole(self, name: str) -> list[EngineCoreOutput]:
@@ -161,9 +162,13 @@ def test_a_step_is_split_without_mixing_rows() -> None:
         by_row = np.array(sorted(rows, key=lambda number: rows[number]), np.int32)
         logprobs = LogprobsArrays.joined([(by_row[:, None] * 10, by_row[:, None], by_row)]) if asked else None
         outputs = [EngineCoreOutput(f"r{n}", [n], logprobs_row=rows.get(n, -1)) for n in range(count)]
-        parts = split(EngineCoreOutputs(outputs, logprobs), owners, fronts)
+        bare = {f"r{n}": [n] for n in range(count) if n not in rows and chance.random() < 0.5}
+        outputs = [output for output in outputs if output.request_id not in bare]
+        parts = split(EngineCoreOutputs(outputs, logprobs, tokens=bare), owners, fronts)
         given = {output.request_id: identity for identity, part in parts.items() for output in part.outputs}
+        given |= {request_id: identity for identity, part in parts.items() for request_id in part.tokens}
         assert given == owners
+        assert all(token_ids == bare[key] for part in parts.values() for key, token_ids in part.tokens.items())
         for part in parts.values():
             asking = [output for output in part.outputs if output.logprobs_row >= 0]
             assert (part.logprobs is None) == (not asking)

@@ -12,7 +12,7 @@ from fathom.core.scheduler.prefill_room import StepSize
 from fathom.core.scheduler.scheduler import Scheduler
 from fathom.kv_cache_spec import KVCacheConfig, LayerKVSpec
 from fathom.params import SamplingParams
-from fathom.wire.messages import AddRequests, EngineCoreRequest
+from fathom.wire.messages import AddRequests, EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
 
 
 def kv_config(num_blocks: int, block_size: int = 4, windows: tuple[int | None, ...] = (None,)) -> KVCacheConfig:
@@ -46,3 +46,8 @@ def request(
         params=[SamplingParams(temperature=0.0, max_tokens=max_tokens, **params)],
         requests=[EngineCoreRequest(request_id, 0, 0, seed=0, priority=priority, cache_salt=cache_salt)],
     )
+
+
+def every_output(step: EngineCoreOutputs) -> list[EngineCoreOutput]:
+    """A step's outputs, and those that tell of nothing but tokens in the same form."""
+    return [*step.outputs, *(EngineCoreOutput(request_id, tokens) for request_id, tokens in step.tokens.items())]

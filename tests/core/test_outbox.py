@@ -34,6 +34,17 @@ def test_tokens_are_gathered_until_somebody_waits_for_one() -> None:
     assert outbox.take() == []
 
 
+def test_bare_tokens_are_gathered_in_order_with_what_else_is_told() -> None:
+    outbox = Outbox()
+    assert outbox.add(step(EngineCoreOutput("a", [1], num_cached_tokens=8), tokens={"b": [5]})) == []
+    assert outbox.add(step(tokens={"a": [2], "b": [6], "c": [9]})) == []
+    end = EngineCoreOutput("b", [7], FinishReason.LENGTH)
+    (message,) = outbox.add(step(end, tokens={"a": [3], "c": [10]}, urgent=True))
+    assert tokens([message]) == [{"a": [1, 2, 3], "b": [5, 6, 7]}]
+    assert message.tokens == {"c": [9, 10]}
+    assert [(output.num_cached_tokens, output.finish_reason) for output in message.outputs] == [(8, None), (0, 1)]
+
+
 def test_what_is_urgent_goes_out_as_it_is() -> None:
     outbox = Outbox()
     message = step(EngineCoreOutput("a", [1]), urgent=True)

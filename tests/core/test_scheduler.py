@@ -6,7 +6,7 @@ import pytest
 
 from fathom.step import ModelRunnerOutput
 from fathom.wire.messages import FinishReason
-from tests.core.helpers import kv_config, make_scheduler, request
+from tests.core.helpers import every_output, kv_config, make_scheduler, request
 from tests.core.simulator import SimulatedWorker, expected_answer
 
 
@@ -15,7 +15,7 @@ def run_to_end(scheduler, worker) -> dict[str, list[int]]:
     while scheduler.has_unfinished_requests():
         step = scheduler.schedule()
         assert step.num_scheduled_tokens
-        for output in scheduler.update_from_output(step, worker.execute(step)).outputs:
+        for output in every_output(scheduler.update_from_output(step, worker.execute(step))):
             answers.setdefault(output.request_id, []).extend(output.new_token_ids)
         scheduler.check_invariants()
     return answers
@@ -223,7 +223,7 @@ def test_stop_rules(params: dict, tokens: list[int], reason: FinishReason, stop_
     scheduler.add_requests(request("a", [1], **({"max_tokens": 16} | params)))
     for index, token in enumerate(tokens):
         step = scheduler.schedule()
-        (output,) = scheduler.update_from_output(step, ModelRunnerOutput({"a": token})).outputs
+        (output,) = every_output(scheduler.update_from_output(step, ModelRunnerOutput({"a": token})))
         last = index == len(tokens) - 1
         assert output.finish_reason == (reason if last else None)
     assert output.stop_reason == stop_reason
@@ -246,7 +246,7 @@ def test_sliding_window_layers_give_back_what_no_query_can_see() -> None:
     while scheduler.has_unfinished_requests():
         step = scheduler.schedule()
         most_used = max(most_used, kv.num_blocks - 1 - scheduler.kv_cache.pool.num_free)
-        for output in scheduler.update_from_output(step, worker.execute(step)).outputs:
+        for output in every_output(scheduler.update_from_output(step, worker.execute(step))):
             answer += output.new_token_ids
     assert answer == expected_answer(prompt, 40)
     assert most_used == 11 + 3  # 44 tokens in full; window 6 touches at most 3 blocks of 4

@@ -19,7 +19,7 @@ from fathom.core.kv_cache.groups import longest_sequence
 from fathom.core.scheduler.prefill_room import StepSize
 from fathom.step import ModelRunnerOutput, SchedulerOutput
 from fathom.wire.messages import EngineCoreOutputs, FinishReason
-from tests.core.helpers import kv_config, make_scheduler, request
+from tests.core.helpers import every_output, kv_config, make_scheduler, request
 from tests.core.simulator import VOCAB, FirstStage, SimulatedWorker, expected_answer
 
 WINDOWS = [(None,), (None, 5), (7,), (None, 5, 5, 9, 9)]
@@ -188,7 +188,7 @@ class Driver:
             self.check(self.scheduler.update_from_output(step, result))
 
     def check(self, outputs: EngineCoreOutputs) -> None:
-        for output in outputs.outputs:
+        for output in every_output(outputs):
             if output.finish_reason is FinishReason.ERROR:
                 assert output.error == "failed"
                 del self.expected[output.request_id]
@@ -252,7 +252,7 @@ def test_a_short_prompt_has_its_first_token_soon_whatever_is_before_it(seed: int
         step = scheduler.schedule()
         if any(name.startswith("long") for name in scheduler.requests):
             assert step.total_num_scheduled_tokens == 16 or len(scheduler.requests) == 1, "room was left unused"
-        for output in scheduler.update_from_output(step, worker.execute(step)).outputs:
+        for output in every_output(scheduler.update_from_output(step, worker.execute(step))):
             first[output.request_id] = steps
     shorts = [name for name in first if name.startswith("short")]
     assert all(first[name] <= 3 for name in shorts)
@@ -273,7 +273,7 @@ def test_fcfs_gives_first_tokens_in_order_of_arrival(seed: int) -> None:
         scheduler.add_requests(request(str(index), [chance.randrange(3) for _ in range(chance.randint(1, 20))], 6))
     while scheduler.has_unfinished_requests():
         step = scheduler.schedule()
-        for output in scheduler.update_from_output(step, worker.execute(step)).outputs:
+        for output in every_output(scheduler.update_from_output(step, worker.execute(step))):
             if output.request_id not in first:
                 first.append(output.request_id)
     assert first == [str(index) for index in range(20)]

@@ -66,7 +66,7 @@ def test_a_step_limited_by_its_buffers_is_as_large_behind_a_context_as_time_allo
 def run_step(scheduler: Scheduler) -> dict[str, int]:
     """Run a step in which everybody who may says 1; returns its tokens."""
     step = scheduler.schedule()
-    complete = [name for name in step.num_scheduled_tokens if scheduler.requests[name].num_awaited_tokens]
+    complete = [name for name in step.num_scheduled_tokens if scheduler.requests[name].num_missing == 1]
     scheduler.update_from_output(step, ModelRunnerOutput(dict.fromkeys(complete, 1)))
     scheduler.check_invariants()
     return step.num_scheduled_tokens

@@ -53,6 +53,26 @@ def test_outputs_after_an_abort_are_ignored_and_the_id_is_free_again() -> None:
     assert "a" in processor
 
 
+def test_bare_tokens_leave_what_an_output_told_as_it_was() -> None:
+    processor = opened("a")
+    told(processor, EngineCoreOutput("a", IDS[:1], num_cached_tokens=16, num_preemptions=2, scheduled_time=7.0))
+    result = processor.process_outputs(EngineCoreOutputs([], tokens={"a": IDS[1:3], "gone": IDS[:1]}))
+    (output,) = result.request_outputs
+    assert output.outputs[0].token_ids == IDS[:3]
+    assert output.metrics is not None
+    assert (output.num_cached_tokens, output.metrics.num_preemptions, output.metrics.scheduled_time) == (16, 2, 7.0)
+    assert (output.finished, output.metrics.num_generation_tokens) == (False, 3)
+
+
+def test_a_stop_string_among_bare_tokens_ends_the_answer() -> None:
+    processor = opened("a", stop="two")
+    told(processor, EngineCoreOutput("a", IDS[:1]))
+    result = processor.process_outputs(EngineCoreOutputs([], tokens={"a": [*IDS[1:], 9]}))
+    assert result.to_abort == ["a"]
+    assert [(output.finished, output.outputs[0].stop_reason) for output in result.request_outputs] == [(True, "two")]
+    assert processor.num_unfinished == 0
+
+
 def test_a_stop_string_is_cut_off_and_the_engine_told_once() -> None:
     processor = opened("a", stop="two")
     aborts = []

@@ -66,7 +66,8 @@ class BlockPool:
         blocks = []
         for _ in range(count):
             block, _ = self._free.popitem(last=False)
-            self._forget(block)
+            if self._hashes[block] is not None:
+                self._forget(block)
             self._ref_counts[block] = 1
             blocks.append(block)
         self.num_ever_used = max(self.num_ever_used, max(blocks, default=0) + 1)

@@ -104,7 +104,7 @@ class KVCacheManager:
                 self._release_out_of_window(request, tables)
             if missing * len(tables) > self.pool.num_free:
                 return None
-            new: Blocks = tuple(self.pool.allocate(missing) for _ in tables)
+            new: Blocks = tuple([self.pool.allocate(missing) for _ in tables])
             for table, blocks in zip(tables, new, strict=True):
                 table.extend(blocks)
         else:

@@ -10,6 +10,7 @@ the order always gets half of each step.
 from __future__ import annotations
 
 import math
+from collections.abc import Sized
 from dataclasses import dataclass
 from itertools import islice
 
@@ -62,13 +63,16 @@ class PrefillRoom:
         limit: most tokens of a step, as the worker's buffers hold them.
         longest_chunk: most tokens of one prompt.
         running: requests; each that generates takes a token of the step, whatever is left for prompts.
+        generating: other running requests, which all do.
 
     Attributes:
-        num_passed: of the running requests, in order, that are known to generate; only the others are looked at. To be
+        num_passed: of `running`, in order, those that are known to generate; only the others are looked at. To be
             kept up to date until something is first asked.
     """
 
-    def __init__(self, size: StepSize, limit: int, longest_chunk: int, running: list[Request]) -> None:
+    def __init__(
+        self, size: StepSize, limit: int, longest_chunk: int, running: list[Request], generating: Sized
+    ) -> None:
         self.num_passed = 0
         self.num_long = 0
         self.first_long: Request | None = None
@@ -76,6 +80,7 @@ class PrefillRoom:
         self._longest_chunk = longest_chunk
         self._limit = limit
         self._running = running
+        self._generating = generating
         self._tokens_left = -1  # not known yet
         self._left = 0.0
 
@@ -108,7 +113,8 @@ class PrefillRoom:
         """See what there is, when it is first asked for: a step without prompts need not look at all requests."""
         if self._tokens_left < 0:
             others = islice(self._running, self.num_passed, None)
-            num_decodes = self.num_passed + sum(request.num_missing <= 1 for request in others)
+            num_decodes = len(self._generating) + self.num_passed
+            num_decodes += sum(request.num_missing <= 1 for request in others)
             self._tokens_left = self._limit - num_decodes
             self._left = max(self._size.room - num_decodes, min(LEAST_ROOM, self._size.tokens))
 

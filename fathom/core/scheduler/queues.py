@@ -62,7 +62,7 @@ class WaitingRequests:
         self._long = RequestQueue()
 
     def __len__(self) -> int:
-        return len(self._short) + len(self._long)
+        return len(self._short._live) + len(self._long._live)  # asked twice in each step
 
     def push(self, request: Request) -> None:
         (self._long if self._is_long(request) else self._short).push(request)

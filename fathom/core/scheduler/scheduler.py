@@ -20,23 +20,18 @@ part is in the next.
 
 from __future__ import annotations
 
-import time
-from bisect import insort
-from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
-from operator import attrgetter
-
-import numpy as np
 
 from fathom.config import EngineConfig
-from fathom.core.kv_cache.manager import Blocks, KVCacheManager
+from fathom.core.kv_cache.manager import KVCacheManager
 from fathom.core.request import Request, RequestStatus
+from fathom.core.scheduler.admission import Admission
+from fathom.core.scheduler.in_flight import StepInFlight, StepsInFlight
 from fathom.core.scheduler.prefill_room import PrefillRoom, StepSize
-from fathom.core.scheduler.queues import WaitingRequests
+from fathom.core.scheduler.running import ORDER_OF_SERVICE, RunningRequests
 from fathom.core.scheduler.update import StepUpdate
 from fathom.kv_cache_spec import KVCacheConfig
-from fathom.step import ModelRunnerOutput, NewRequestData, SchedulerOutput
+from fathom.step import ModelRunnerOutput, SchedulerOutput
 from fathom.wire.messages import (
     AddRequests,
     EngineCoreOutput,
@@ -44,21 +39,6 @@ from fathom.wire.messages import (
     FinishReason,
     SchedulerStats,
 )
-
-_KEY = attrgetter("key")
-
-
-@dataclass(slots=True)
-class StepInFlight:
-    """A step between `schedule` and `update_from_output`.
-
-    batch: the requests that had rows in it; the objects, since an id may have passed to another request meanwhile.
-    registered: blocks that are findable although it is this step that fills them.
-    """
-
-    work: SchedulerOutput
-    batch: list[Request]
-    registered: list[int]
 
 
 class Scheduler:
@@ -92,18 +72,23 @@ class Scheduler:
             max_num_batched_tokens=self.max_num_batched_tokens,
         )
         self.requests: dict[str, Request] = {}
-        self.waiting = WaitingRequests(self._is_long)
-        self.running: list[Request] = []  # in order of service
+        self._in_flight = StepsInFlight()
+        self.running = RunningRequests(self._in_flight)
+        self._admission = Admission(
+            self.kv_cache,
+            self.running,
+            self.step_size,
+            max_num_seqs=self.max_num_seqs,
+            max_long=options.max_long_partial_prefills,
+            chunked_prefill=options.enable_chunked_prefill,
+        )
+        self.waiting = self._admission.waiting
         self.num_preemptions = 0
-        self._chunked_prefill = options.enable_chunked_prefill
         self._longest_chunk = options.long_prefill_token_threshold or self.max_num_batched_tokens
-        self._max_long = options.max_long_partial_prefills
         self._by_priority = options.scheduling_policy == "priority"
         self._report_stats = not config.runtime.disable_log_stats
         self._num_arrived = 0
-        self._num_steps = 0
         self._left_batch: list[str] = []  # ids whose rows the worker must drop
-        self._in_flight: deque[StepInFlight] = deque()
         self._num_stages = config.parallel.pipeline_parallel_size
         self._sampled: dict[str, tuple[int, int]] = {}  # tokens that the first stages are yet to be told of
 
@@ -133,7 +118,6 @@ class Scheduler:
             if request is not None:
                 self._finish(request)
                 finished.append(request_id)
-        self._drop_from_running()
         return finished
 
     def has_unfinished_requests(self) -> bool:
@@ -147,8 +131,12 @@ class Scheduler:
         The cursor is ahead of the worker from here until `update_from_output`, which is to be called once for each
         step, in order. A step without tokens is none: it is not in flight and not to be run.
         """
+        due = self._in_flight.due()
+        if due:
+            self.running.attend_all(due)
+        coasting = self._in_flight.coasting
         output = SchedulerOutput(
-            num_scheduled_tokens={},
+            num_scheduled_tokens=dict.fromkeys(coasting, 1),
             total_num_scheduled_tokens=0,
             new_requests=[],
             new_block_ids={},
@@ -156,23 +144,29 @@ class Scheduler:
             num_context_requests=0,
             num_context_tokens=0,
         )
-        room = PrefillRoom(self.step_size, self.max_num_batched_tokens, self._longest_chunk, self.running)
-        preempted = self._schedule_running(output, room)
-        if not preempted:
-            self._admit_waiting(output, room)
-            self._give_rest(output, room)
+        step = StepInFlight(output, self._num_arrived, {}, [])
+        attended = self.running.attended
+        if attended or self.waiting:
+            room = PrefillRoom(self.step_size, self.max_num_batched_tokens, self._longest_chunk, attended, coasting)
+            preempted = self._schedule_attended(step, room)
+            if not preempted:
+                self._admission.admit(step, room, self._max_requests())
+                self._admission.give_rest(output, room)
         output.total_num_scheduled_tokens = sum(output.num_scheduled_tokens.values())
         if output.num_scheduled_tokens:
-            output.finished_request_ids, self._left_batch = self._left_batch, []
-            output.sampled_tokens, self._sampled = self._sampled, {}
-            registered = self.kv_cache.pool.take_newly_registered()
-            self._in_flight.append(StepInFlight(output, list(self.running), registered))
-            self._num_steps += 1
+            self._launch(step)
         return output
 
     def update_from_output(self, step: SchedulerOutput, result: ModelRunnerOutput) -> EngineCoreOutputs:
         """Apply what the step produced: append tokens, end requests, and say what to tell the caller."""
-        return self._update(self._land(step), result)
+        in_flight = self._in_flight
+        if in_flight.coasting:
+            ending = in_flight.may_end(result.sampled_token_ids)
+            if ending:
+                self.running.attend_all(ending)
+            if result.errors:
+                self.running.attend_all([in_flight.coasting[key] for key in result.errors if key in in_flight.coasting])
+        return self._update(self._in_flight.land(step, result.sampled_token_ids), result)
 
     def fail_step(self, step: SchedulerOutput, message: str) -> EngineCoreOutputs:
         """End every request of a step that could not be executed; the others go on.
@@ -180,21 +174,21 @@ class Scheduler:
         Steps in flight behind it ran on rows that it left half done. They are not to be reported any more; those of
         their requests that were not in the failed step are computed anew.
         """
-        failed = self._land(step)
+        self.running.attend_all(list(self._in_flight.coasting.values()))
+        result = ModelRunnerOutput({}, errors=dict.fromkeys(step.num_scheduled_tokens, message))
+        failed = self._in_flight.land(step, {})
         self._forget(failed)
-        errors = dict.fromkeys(step.num_scheduled_tokens, message)
-        outputs = self._update(failed, ModelRunnerOutput(sampled_token_ids={}, errors=errors))
+        outputs = self._update(failed, result)
         while self._in_flight:
-            later = self._in_flight.popleft()
+            later = self._in_flight.drop()
             self._forget(later)
-            for request in later.batch:
-                if request.request_id in later.work.num_scheduled_tokens:
-                    self._recompute(request)
-        self._drop_from_running()
+            for request in later.attended.values():
+                self._recompute(request)
         return outputs
 
     def stats(self) -> SchedulerStats:
         pool = self.kv_cache.pool
+        num_blocks = pool.num_blocks - 1
         return SchedulerStats(
             num_running=len(self.running),
             num_waiting=len(self.waiting),
@@ -202,9 +196,9 @@ class Scheduler:
             prefix_cache_queries=self.kv_cache.prefix_cache_queries,
             prefix_cache_hits=self.kv_cache.prefix_cache_hits,
             num_preemptions=self.num_preemptions,
-            num_steps=self._num_steps,
-            num_blocks=pool.num_blocks - 1,
-            num_blocks_used=pool.num_blocks - 1 - pool.num_free,
+            num_steps=self._in_flight.num_launched,
+            num_blocks=num_blocks,
+            num_blocks_used=num_blocks - pool.num_free,
             num_blocks_cached=pool.num_free_cached,
         )
 
@@ -213,22 +207,22 @@ class Scheduler:
         assert len(self.requests) == len(self.running) + len(self.waiting), "a request is lost"
         assert len(self.running) <= self.max_num_seqs
         assert all(request.status is RequestStatus.RUNNING for request in self.running)
-        assert [request.key for request in self.running] == sorted(request.key for request in self.running)
         assert self._in_flight or not any(request.num_awaited_tokens for request in self.requests.values())
-        self.kv_cache.check_invariants(self.running)
+        self.running.check_invariants()
+        self.kv_cache.check_invariants(list(self.running))
 
     # ---------------------------------------------------------------- pass 1: running requests
 
-    def _schedule_running(self, output: SchedulerOutput, room: PrefillRoom) -> bool:
+    def _schedule_attended(self, step: StepInFlight, room: PrefillRoom) -> bool:
         """Give each running request its token or its next chunk, in order; returns whether anyone was preempted."""
         preempted = False
         index = 0
-        running = self.running
+        output, attended = step.work, self.running.attended
         scheduled = output.num_scheduled_tokens
         allocate = self.kv_cache.allocate_slots
         staged, max_requests = self._num_stages > 1, self._max_requests()
-        while index < len(running) and len(scheduled) < max_requests:
-            request = running[index]
+        while index < len(attended) and len(scheduled) < max_requests:
+            request = attended[index]
             index += 1
             if staged and request.num_awaited_tokens:
                 continue
@@ -244,10 +238,11 @@ class Scheduler:
             blocks = () if settled else allocate(request, num_new)
             while blocks is None:
                 preempted = True
-                victim = running.pop()
+                victim = self.running.last
                 self._preempt(victim)
                 if victim is request:
                     return True
+                scheduled.pop(victim.request_id, None)  # it would have coasted
                 blocks = allocate(request, num_new)
             if blocks:
                 output.new_block_ids[request.request_id] = blocks
@@ -255,6 +250,7 @@ class Scheduler:
                 output.num_context_requests += 1
                 output.num_context_tokens += num_new
             scheduled[request.request_id] = num_new
+            step.attended[request.request_id] = request
             request.num_computed_tokens += num_new
             if num_new == missing:
                 request.num_awaited_tokens += 1
@@ -262,6 +258,7 @@ class Scheduler:
         return preempted
 
     def _preempt(self, request: Request) -> None:
+        self.running.remove(request)
         self.kv_cache.free(request)
         request.num_computed_tokens = 0
         request.num_preemptions += 1
@@ -270,118 +267,11 @@ class Scheduler:
         self._left_batch.append(request.request_id)
         self.waiting.push(request)
 
-    # ---------------------------------------------------------------- pass 2: waiting requests
-
-    def _admit_waiting(self, output: SchedulerOutput, room: PrefillRoom) -> None:
-        """Admit waiting requests in order until something runs out."""
-        max_requests = self._max_requests()
-        while self.waiting and len(self.running) < self.max_num_seqs and not room.is_used_up:
-            if len(output.num_scheduled_tokens) >= max_requests:
-                return
-            request, cached, num_cached = self._next_to_admit(room)
-            if request is None:
-                return
-            missing = request.num_tokens - num_cached
-            if not self._chunked_prefill and not room.holds(num_cached, missing):
-                return
-            if not self.kv_cache.can_hold(request, cached, num_cached):
-                return
-            num_new = room.take(request, num_cached, missing)
-            if not self._take_blocks(request, cached, num_cached, num_new):
-                return
-            self.waiting.pop(request)
-            self._start(request, num_cached, num_new, output)
-
-    def _next_to_admit(self, room: PrefillRoom) -> tuple[Request | None, Blocks, int]:
-        """The next waiting request, and what is cached of it; passes over a long prompt while others are under way."""
-        for request in self.waiting.heads():
-            if request.num_awaited_tokens:  # preempted, and a token of it is still on its way
-                break
-            cached, num_cached = self.kv_cache.find_cached_prefix(request)
-            if room.num_long < self._max_long or not self.step_size.is_long(
-                num_cached, request.num_tokens - num_cached
-            ):
-                return request, cached, num_cached
-        return None, (), 0
-
-    def _take_blocks(self, request: Request, cached: Blocks, num_cached: int, num_new: int) -> bool:
-        self.kv_cache.admit(request, cached)
-        request.num_computed_tokens = num_cached
-        if self.kv_cache.allocate_slots(request, num_new) is None:
-            self.kv_cache.free(request)
-            request.num_computed_tokens = 0
-            return False
-        return True
-
-    def _start(self, request: Request, num_cached: int, num_new: int, output: SchedulerOutput) -> None:
-        self.kv_cache.record_lookup(request, num_cached)
-        if request.num_cached_tokens < 0:
-            request.num_cached_tokens = num_cached
-            request.scheduled_time = time.time()
-        request.status = RequestStatus.RUNNING
-        insort(self.running, request, key=_KEY)
-        output.new_requests.append(
-            NewRequestData(
-                request_id=request.request_id,
-                token_ids=np.array(request.token_ids, dtype=np.int32),
-                num_prompt_tokens=request.num_prompt_tokens,
-                num_computed_tokens=num_cached,
-                block_ids=self.kv_cache.block_ids(request),
-                sampling_params=request.params,
-                seed=request.seed,
-                choice=request.choice,
-            )
-        )
-        output.num_scheduled_tokens[request.request_id] = num_new
-        output.num_context_requests += 1
-        output.num_context_tokens += num_new
-        request.num_computed_tokens += num_new
-        if request.num_computed_tokens == request.num_tokens:
-            request.num_awaited_tokens = 1
-
-    def _give_rest(self, output: SchedulerOutput, room: PrefillRoom) -> None:
-        """Lengthen the first long prompt's chunk by the room that nobody behind it needed."""
-        request = room.first_long
-        if request is None or room.is_used_up:
-            return
-        request_id = request.request_id
-        taken = output.num_scheduled_tokens.get(request_id)
-        if taken is None:  # it could not be admitted
-            return
-        more = room.take_rest(request, taken)
-        # As one chunk, from where it starts: its first token still sees what the window hides from the ones behind.
-        request.num_computed_tokens -= taken
-        blocks = self.kv_cache.allocate_slots(request, taken + more)
-        if blocks is None:
-            more = 0
-        request.num_computed_tokens += taken + more
-        if not request.num_missing:
-            request.num_awaited_tokens = 1
-        output.num_scheduled_tokens[request_id] = taken + more
-        output.num_context_tokens += more
-        if not blocks:
-            return
-        for new in output.new_requests:
-            if new.request_id == request_id:
-                new.block_ids = self.kv_cache.block_ids(request)
-                return
-        before = output.new_block_ids.get(request_id)
-        output.new_block_ids[request_id] = (
-            blocks if before is None else tuple(old + new for old, new in zip(before, blocks, strict=True))
-        )
-
     # ---------------------------------------------------------------- helpers
 
     def _max_requests(self) -> int:
         """Most requests of one step: all, or a stage's part of them."""
         return -(-len(self.requests) // self._num_stages)
-
-    def _is_long(self, request: Request) -> bool:
-        """Whether what is not cached of a waiting request takes more than a step."""
-        if not self.step_size.is_long(0, request.num_tokens):
-            return False
-        _, num_cached = self.kv_cache.find_cached_prefix(request)
-        return self.step_size.is_long(num_cached, request.num_tokens - num_cached)
 
     def _cannot_serve(self, request_id: str, num_prompt_tokens: int) -> str | None:
         if request_id in self.requests:
@@ -393,30 +283,42 @@ class Scheduler:
             )
         return None
 
-    def _land(self, step: SchedulerOutput) -> StepInFlight:
-        record = self._in_flight.popleft()
-        assert record.work is step, "steps are to be updated in the order in which they were scheduled"
-        return record
+    def _launch(self, step: StepInFlight) -> None:
+        output = step.work
+        output.finished_request_ids, self._left_batch = self._left_batch, []
+        output.sampled_tokens, self._sampled = self._sampled, {}
+        step.registered = self.kv_cache.pool.take_newly_registered()
+        self._in_flight.launch(step)
+        if self._num_stages == 1:
+            self.running.let_coast()
 
     def _update(self, step: StepInFlight, result: ModelRunnerOutput) -> EngineCoreOutputs:
         update = StepUpdate()
-        errors = result.errors  # may name requests of the batch that had no tokens in this step
-        for request in step.batch:
+        errors, sampled = result.errors, result.sampled_token_ids
+        # In order of service whoever has joined it late, since blocks that are freed first are evicted first.
+        for request in sorted(step.attended.values(), key=ORDER_OF_SERVICE):
             if request.status is RequestStatus.FINISHED:
                 continue
             if errors and request.request_id in errors:
-                update.fail(request, errors[request.request_id])
-                self._finish(request, keep_cached=False)
+                self._fail(request, errors[request.request_id], update)
             elif update.apply(request, result):
                 if request.status is RequestStatus.RUNNING:
                     # This step has computed all tokens but the new one; a later step's work is not relied upon.
                     self.kv_cache.register_full_blocks(request, request.num_tokens - 1)
                 self._finish(request)
-            elif self._num_stages > 1 and request.request_id in result.sampled_token_ids:
+            elif self._num_stages > 1 and request.request_id in sampled:
                 self._sampled[request.request_id] = request.num_tokens - 1, request.token_ids[-1]
-        if update.any_finished:
-            self._drop_from_running()
-        return update.outputs(result, self.stats() if self._report_stats else None)
+        if errors:
+            self._fail_others(step, errors, update)
+        stats = self.stats() if self._report_stats else None
+        return update.outputs(result, step.attended, self._in_flight.num_watched > 0, stats)
+
+    def _fail_others(self, step: StepInFlight, errors: dict[str, str], update: StepUpdate) -> None:
+        """Those of the worker's rows that had no tokens in the step."""
+        for request_id in errors.keys() - step.attended.keys():
+            request = self.requests.get(request_id)
+            if request is not None and request.key[1] < step.num_arrived:
+                self._fail(request, errors[request_id], update)
 
     def _forget(self, step: StepInFlight) -> None:
         """A step's work may not have been done: its blocks may not be filled, and its rows not be dropped."""
@@ -430,11 +332,13 @@ class Scheduler:
         if request.status is RequestStatus.RUNNING:
             self._preempt(request)
 
-    def _drop_from_running(self) -> None:
-        self.running = [request for request in self.running if request.status is RequestStatus.RUNNING]
+    def _fail(self, request: Request, message: str, update: StepUpdate) -> None:
+        update.fail(request, message)
+        self._finish(request, keep_cached=False)
 
     def _finish(self, request: Request, *, keep_cached: bool = True) -> None:
         if request.status is RequestStatus.RUNNING:
+            self.running.remove(request)
             self.kv_cache.free(request, keep_cached=keep_cached)
             self._left_batch.append(request.request_id)
         else:

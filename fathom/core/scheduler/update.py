@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from fathom.core.request import Request
 from fathom.step import ModelRunnerOutput
 from fathom.wire.messages import EngineCoreOutput, EngineCoreOutputs, FinishReason, SchedulerStats
@@ -13,7 +15,6 @@ class StepUpdate:
     def __init__(self) -> None:
         self._outputs: list[EngineCoreOutput] = []
         self._urgent = False
-        self.any_finished = False
 
     def apply(self, request: Request, result: ModelRunnerOutput) -> bool:
         """Append the request's sampled token, if it has one; returns whether the request is finished."""
@@ -38,7 +39,6 @@ class StepUpdate:
             request.prompt_logprobs_sent = True
         self._outputs.append(output)
         finished = finish_reason is not None
-        self.any_finished |= finished
         # The first token's arrival is measured.
         self._urgent |= finished or request.is_watched or request.num_tokens == request.num_prompt_tokens + 1
         return finished
@@ -47,7 +47,16 @@ class StepUpdate:
         """Tell the caller that this request failed."""
         output = EngineCoreOutput(request.request_id, [], finish_reason=FinishReason.ERROR, error=message)
         self._outputs.append(output)
-        self.any_finished = self._urgent = True
+        self._urgent = True
 
-    def outputs(self, result: ModelRunnerOutput, stats: SchedulerStats | None) -> EngineCoreOutputs:
-        return EngineCoreOutputs(self._outputs, result.logprobs, stats, urgent=self._urgent or stats is not None)
+    def outputs(
+        self, result: ModelRunnerOutput, attended: Container[str], coasting_watched: bool, stats: SchedulerStats | None
+    ) -> EngineCoreOutputs:
+        """What has been collected, and the tokens of all that have not been attended to, of which that is all.
+
+        coasting_watched: whether somebody waits for any of those.
+        """
+        sampled = result.sampled_token_ids
+        tokens = {key: [token_id] for key, token_id in sampled.items() if key not in attended}
+        urgent = self._urgent or stats is not None or (coasting_watched and bool(tokens))
+        return EngineCoreOutputs(self._outputs, result.logprobs, stats, None, urgent, tokens)
