@@ -29,7 +29,7 @@ from fathom.config import EngineConfig
 from fathom.core.kv_cache.groups import group_layers
 from fathom.core.scheduler.scheduler import Scheduler
 from fathom.kv_cache_spec import KVCacheConfig, LayerKVSpec
-from fathom.params import SamplingParams
+from fathom.sampling_params import SamplingParams
 from fathom.step import ModelRunnerOutput, SchedulerOutput
 from fathom.wire.messages import AddRequests, EngineCoreRequest
 

@@ -29,7 +29,7 @@ from table import print_header, print_row
 from fathom.config import EngineConfig
 from fathom.core.engine_core import EngineCore
 from fathom.frontend.boot import prepare
-from fathom.params import SamplingParams
+from fathom.sampling_params import SamplingParams
 from fathom.wire.codec import Encoder
 from fathom.wire.messages import AddRequests, EngineCoreRequest
 from fathom.wire.sockets import send

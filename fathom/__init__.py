@@ -19,8 +19,8 @@ _HOMES = {
     "EngineConfig": "fathom.config",
     "EngineArgs": "fathom.compat.engine_args",
     "AsyncEngineArgs": "fathom.compat.engine_args",
-    "SamplingParams": "fathom.params",
-    "RequestOutputKind": "fathom.params",
+    "SamplingParams": "fathom.sampling_params",
+    "RequestOutputKind": "fathom.sampling_params",
     "BeamSearchParams": "fathom.entrypoints.beam_search",
     "TextPrompt": "fathom.inputs",
     "TokensPrompt": "fathom.inputs",
@@ -58,8 +58,8 @@ if TYPE_CHECKING:
     from fathom.outputs import CompletionOutput as CompletionOutput
     from fathom.outputs import Logprob as Logprob
     from fathom.outputs import RequestOutput as RequestOutput
-    from fathom.params import RequestOutputKind as RequestOutputKind
-    from fathom.params import SamplingParams as SamplingParams
+    from fathom.sampling_params import RequestOutputKind as RequestOutputKind
+    from fathom.sampling_params import SamplingParams as SamplingParams
 
 
 def __getattr__(name: str) -> Any:

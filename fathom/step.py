@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from fathom.params import SamplingParams
+from fathom.sampling_params import SamplingParams
 
 
 class LogprobsArrays(msgspec.Struct, array_like=True):

@@ -18,8 +18,8 @@ import torch
 
 from fathom import env, errors
 from fathom.models.registry import ARCHITECTURES
-from fathom.params import RequestOutputKind, SamplingParams
 from fathom.quant.ggml_types import GGMLType
+from fathom.sampling_params import RequestOutputKind, SamplingParams
 from fathom.weights.catalogue import CATALOGUE
 from tests.stand_in import write_stand_in
 

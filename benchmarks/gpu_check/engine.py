@@ -19,7 +19,7 @@ from benchmarks.gpu_check.rows import Report, attempt
 from fathom import EngineConfig, LLMEngine, SamplingParams
 from fathom.entrypoints.cli.bench.roofline import Roofline, measure_roofline
 from fathom.outputs import RequestOutput
-from fathom.params import RequestOutputKind
+from fathom.sampling_params import RequestOutputKind
 
 THE_TEXTS_S = {
     "caller, spawn, import": 0.5,

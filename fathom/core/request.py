@@ -8,7 +8,7 @@ from enum import IntEnum
 import numpy as np
 
 from fathom.core.kv_cache.hashing import BlockHasher
-from fathom.params import RequestOutputKind, SamplingParams
+from fathom.sampling_params import RequestOutputKind, SamplingParams
 from fathom.wire.messages import EngineCoreRequest, FinishReason
 
 ATTENDED = -1

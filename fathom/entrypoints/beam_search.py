@@ -21,7 +21,7 @@ from fathom.errors import ConfigError, ValidationError
 from fathom.frontend.input_processor import ProcessedRequest
 from fathom.inputs import Prompt
 from fathom.outputs import Logprob
-from fathom.params import SamplingParams
+from fathom.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from fathom.entrypoints.llm import LLM

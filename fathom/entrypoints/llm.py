@@ -29,7 +29,7 @@ from fathom.frontend.tokenizer.tokenizer import Tokenizer
 from fathom.inputs import Prompt
 from fathom.metrics import Metric, read_metrics
 from fathom.outputs import RequestOutput
-from fathom.params import RequestOutputKind, SamplingParams
+from fathom.sampling_params import RequestOutputKind, SamplingParams
 
 if TYPE_CHECKING:
     from fathom.compat.engine_args import EngineArgs

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fathom.frontend.input_processor import ProcessedRequest
-from fathom.params import SamplingParams
+from fathom.sampling_params import SamplingParams
 from fathom.wire.messages import AddRequests, EngineCoreRequest
 
 

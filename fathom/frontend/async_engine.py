@@ -26,7 +26,7 @@ from fathom.frontend.tokenizer.tokenizer import Tokenizer
 from fathom.inputs import Prompt
 from fathom.log import setup_logging
 from fathom.outputs import RequestOutput
-from fathom.params import SamplingParams
+from fathom.sampling_params import SamplingParams
 from fathom.wire.messages import EngineReady
 
 if TYPE_CHECKING:

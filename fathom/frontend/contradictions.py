@@ -8,7 +8,7 @@ anything; what those exclude shows when it happens, and ends that request with a
 from __future__ import annotations
 
 from fathom.errors import ValidationError
-from fathom.params import SamplingParams
+from fathom.sampling_params import SamplingParams
 
 
 def check_something_is_left(params: SamplingParams, vocab_size: int) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from fathom.frontend.stop_strings import StopStringMatcher
 from fathom.frontend.tokenizer.tokenizer import Tokenizer
-from fathom.params import SamplingParams
+from fathom.sampling_params import SamplingParams
 
 
 class IncrementalDetokenizer:

@@ -21,7 +21,7 @@ from fathom.frontend.tokenizer.tokenizer import Tokenizer
 from fathom.inputs import Prompt
 from fathom.log import setup_logging
 from fathom.outputs import RequestOutput
-from fathom.params import SamplingParams
+from fathom.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from fathom.compat.engine_args import EngineArgs

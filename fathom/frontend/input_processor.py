@@ -20,7 +20,7 @@ from fathom.frontend.contradictions import check_something_is_left
 from fathom.frontend.distinct import map_distinct
 from fathom.frontend.tokenizer.tokenizer import Tokenizer, check_text
 from fathom.inputs import Prompt
-from fathom.params import SamplingParams
+from fathom.sampling_params import SamplingParams
 
 T = TypeVar("T")
 _PROMPT_KEYS = frozenset({"prompt", "prompt_token_ids", "cache_salt"})

@@ -6,7 +6,7 @@ import asyncio
 
 from fathom.errors import FathomError
 from fathom.outputs import RequestOutput
-from fathom.params import RequestOutputKind
+from fathom.sampling_params import RequestOutputKind
 
 
 class OutputCollector:

@@ -19,7 +19,7 @@ from fathom.frontend.parallel_sampling import ParentRequest
 from fathom.frontend.stats import EngineObserver
 from fathom.frontend.tokenizer.tokenizer import Tokenizer
 from fathom.outputs import CompletionOutput, PositionLogprobs, RequestMetrics, RequestOutput
-from fathom.params import RequestOutputKind
+from fathom.sampling_params import RequestOutputKind
 from fathom.wire.messages import EngineCoreOutput, EngineCoreOutputs, FinishReason
 
 

@@ -6,7 +6,7 @@ import logging
 from typing import Any
 
 from fathom.errors import ConfigError, ValidationError
-from fathom.params import SamplingParams
+from fathom.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from fathom.config import EngineConfig
 from fathom.model_config.values import CheckpointFormat, ModelConfig
-from fathom.params import SamplingParams
+from fathom.sampling_params import SamplingParams
 from fathom.step import LogprobsArrays
 
 

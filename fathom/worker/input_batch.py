@@ -11,7 +11,7 @@ import numpy as np
 from fathom.kernels.sampling import NO_TOKEN
 from fathom.kernels.step_rows import BatchRows
 from fathom.kv_cache_spec import KVCacheConfig
-from fathom.params import SamplingParams
+from fathom.sampling_params import SamplingParams
 from fathom.step import NewRequestData, SchedulerOutput
 from fathom.worker.sample.batch_update import AddedRequest, BatchUpdate, MoveDirectionality, MovedRequest
 

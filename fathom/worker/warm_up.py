@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from fathom.params import SamplingParams
+from fathom.sampling_params import SamplingParams
 from fathom.step import NewRequestData, PrefillTimes, SchedulerOutput
 from fathom.worker.model_runner import ModelRunner
 

@@ -11,7 +11,7 @@ from fathom.core.kv_cache.groups import group_layers
 from fathom.core.scheduler.prefill_room import StepSize
 from fathom.core.scheduler.scheduler import Scheduler
 from fathom.kv_cache_spec import KVCacheConfig, LayerKVSpec
-from fathom.params import SamplingParams
+from fathom.sampling_params import SamplingParams
 from fathom.wire.messages import AddRequests, EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from fathom.core.kv_cache.groups import longest_sequence
 from fathom.core.scheduler.in_flight import MOST_STEPS
 from fathom.core.scheduler.scheduler import Scheduler
-from fathom.params import RequestOutputKind
+from fathom.sampling_params import RequestOutputKind
 from fathom.step import ModelRunnerOutput, SchedulerOutput
 from fathom.wire.messages import AddRequests, EngineCoreOutput, FinishReason
 from tests.core.helpers import every_output, kv_config, make_scheduler, request

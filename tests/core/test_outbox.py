@@ -11,7 +11,7 @@ import pytest
 from fathom import LLM, SamplingParams
 from fathom.core import outbox as outbox_module
 from fathom.core.outbox import Outbox
-from fathom.params import RequestOutputKind
+from fathom.sampling_params import RequestOutputKind
 from fathom.step import LogprobsArrays
 from fathom.wire.messages import EngineCoreOutput, EngineCoreOutputs, FinishReason
 

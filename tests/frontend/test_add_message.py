@@ -6,7 +6,7 @@ from fathom.frontend.add_message import build_add_message
 from fathom.frontend.engine import REQUESTS_PER_MESSAGE
 from fathom.frontend.input_processor import InputProcessor, ProcessedRequest
 from fathom.frontend.output_processor import OutputProcessor
-from fathom.params import SamplingParams
+from fathom.sampling_params import SamplingParams
 from fathom.wire.codec import Encoder
 from fathom.wire.messages import AddRequests
 

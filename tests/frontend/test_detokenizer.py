@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fathom.frontend.detokenizer import IncrementalDetokenizer, NoDetokenizer
 from fathom.frontend.stop_strings import StopStringMatcher
 from fathom.frontend.tokenizer import Tokenizer
-from fathom.params import SamplingParams
+from fathom.sampling_params import SamplingParams
 from tests.frontend import tiny_tokenizers
 
 TOKENIZERS = {

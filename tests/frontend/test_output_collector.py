@@ -10,7 +10,7 @@ import pytest
 from fathom.errors import EngineDeadError
 from fathom.frontend.output_collector import OutputCollector
 from fathom.outputs import CompletionOutput, PositionLogprobs, RequestOutput
-from fathom.params import RequestOutputKind
+from fathom.sampling_params import RequestOutputKind
 from fathom.step import LogprobsArrays
 
 

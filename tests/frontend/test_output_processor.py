@@ -11,7 +11,7 @@ from fathom.errors import ValidationError
 from fathom.frontend.input_processor import ProcessedRequest
 from fathom.frontend.output_processor import OutputProcessor
 from fathom.outputs import CompletionOutput
-from fathom.params import RequestOutputKind, SamplingParams
+from fathom.sampling_params import RequestOutputKind, SamplingParams
 from fathom.step import LogprobsArrays
 from fathom.wire.messages import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from tests.frontend import tiny_tokenizers

@@ -17,7 +17,7 @@ from fathom.errors import ConfigError
 from fathom.frontend.boot import prepare
 from fathom.kernels.attention import attention_kernel, paged_attention, ref
 from fathom.kv_cache_spec import KVCacheConfig, KVCacheGroup
-from fathom.params import SamplingParams
+from fathom.sampling_params import SamplingParams
 from fathom.step import ModelRunnerOutput, NewRequestData, SchedulerOutput
 from fathom.worker.device import CPUDevice
 from fathom.worker.worker import Worker

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from fathom.kernels.sampling import NO_TOKEN
-from fathom.params import SamplingParams
+from fathom.sampling_params import SamplingParams
 from fathom.worker.sample.interface import BatchUpdate, LogitsProcessor, LogitsProcessorContext
 from fathom.worker.sample.logprobs import LogprobsMode
 from fathom.worker.sample.sampler import Sampler

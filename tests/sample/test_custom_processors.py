@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from fathom.params import SamplingParams
+from fathom.sampling_params import SamplingParams
 from fathom.worker.sample.interface import (
     AdapterLogitsProcessor,
     BatchUpdate,

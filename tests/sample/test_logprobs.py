@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fathom.params import SamplingParams
+from fathom.sampling_params import SamplingParams
 from fathom.worker.sample.interface import BatchUpdate, LogitsProcessor, LogitsProcessorContext
 from fathom.worker.sample.logprobs import LogprobsMode, prompt_logprobs
 from tests.sample.helpers import CPU, GREEDY, context, make_sampler, random_logits, run

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from transformers.generation.logits_process import NoBadWordsLogitsProcessor, RepetitionPenaltyLogitsProcessor
 
-from fathom.params import SamplingParams
+from fathom.sampling_params import SamplingParams
 from fathom.worker.sample.interface import BatchUpdate
 from fathom.worker.sample.penalties import Penalties
 from tests.sample.helpers import CPU, add_rows, context, make_sampler, process, random_logits, run

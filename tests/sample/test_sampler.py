@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fathom.kernels.step_rows.random import uniform
-from fathom.params import SamplingParams
+from fathom.sampling_params import SamplingParams
 from fathom.worker.sample.interface import BatchUpdate, LogitsProcessor, LogitsProcessorContext
 from tests.sample.helpers import CPU, GREEDY, context, make_sampler, random_logits, run
 

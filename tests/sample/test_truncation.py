@@ -14,7 +14,7 @@ from transformers.generation.logits_process import (
 )
 
 from fathom.kernels.sampling.ref import keep_top_k, keep_top_k_top_p
-from fathom.params import SamplingParams
+from fathom.sampling_params import SamplingParams
 from tests.sample.helpers import process, random_logits
 
 INF = float("inf")

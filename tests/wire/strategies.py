@@ -12,7 +12,7 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from fathom.params import RequestOutputKind, SamplingParams
+from fathom.sampling_params import RequestOutputKind, SamplingParams
 from fathom.wire.messages import AddRequests, EngineCoreRequest
 
 DTYPES = ("<i4", "<i8", "<f4", "<f8", "|b1", "|u1")

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fathom.params import SamplingParams
+from fathom.sampling_params import SamplingParams
 from fathom.wire.codec import INLINE_BYTES, Decoder, Encoder
 from fathom.wire.messages import (
     AddRequests,

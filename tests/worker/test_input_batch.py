@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fathom.kv_cache_spec import KVCacheConfig, KVCacheGroup
-from fathom.params import SamplingParams
+from fathom.sampling_params import SamplingParams
 from fathom.step import NewRequestData, SchedulerOutput
 from fathom.worker.input_batch import InputBatch
 from fathom.worker.sample.batch_update import MoveDirectionality

@@ -8,7 +8,7 @@ import torch
 from fathom.config import EngineConfig
 from fathom.kernels import native
 from fathom.kv_cache_spec import KVCacheConfig, KVCacheGroup, LayerKVSpec
-from fathom.params import SamplingParams
+from fathom.sampling_params import SamplingParams
 from fathom.step import NewRequestData, SchedulerOutput
 from fathom.worker.device import make_device
 from fathom.worker.model_runner import ModelRunner

@@ -23,7 +23,7 @@ from fathom.config import EngineConfig
 from fathom.frontend.boot import prepare
 from fathom.kernels import gpu
 from fathom.kv_cache_spec import KVCacheConfig, KVCacheGroup
-from fathom.params import SamplingParams
+from fathom.sampling_params import SamplingParams
 from fathom.step import NewRequestData, PendingOutput, SchedulerOutput
 from fathom.worker.device import CPUDevice
 from fathom.worker.worker import Worker

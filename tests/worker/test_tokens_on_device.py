@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fathom.config import EngineConfig
-from fathom.params import SamplingParams
+from fathom.sampling_params import SamplingParams
 from fathom.step import ModelRunnerOutput, NewRequestData, PendingOutput
 from fathom.worker.model_runner import ModelRunner
 from fathom.worker.sample.interface import LogitsProcessorContext

@@ -15,7 +15,7 @@ from fathom.errors import RequestFailedError, ValidationError
 from fathom.frontend.chat_template import render_chat
 from fathom.frontend.engine import LLMEngine
 from fathom.inputs import Prompt
-from fathom.params import RequestOutputKind, SamplingParams
+from fathom.sampling_params import RequestOutputKind, SamplingParams
 
 CALM = 0.2
 """Temperature at a prompt where the model names none: people who type a question want the likely answer."""

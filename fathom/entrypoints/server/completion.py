@@ -16,7 +16,7 @@ from fathom.entrypoints.server.protocol.completion import CompletionRequest
 from fathom.entrypoints.server.sampling import default_max_tokens, fit_max_tokens, sampling_params
 from fathom.entrypoints.server.serving import Serving
 from fathom.entrypoints.server.tracing import trace_of
-from fathom.params import SamplingParams
+from fathom.sampling_params import SamplingParams
 
 _DEFAULT_MAX_TOKENS = 16
 

@@ -19,7 +19,7 @@ from fathom.entrypoints.server.sampling import default_max_tokens, fit_max_token
 from fathom.entrypoints.server.serving import Serving
 from fathom.entrypoints.server.tool_use import ToolUse, tool_use_of
 from fathom.entrypoints.server.tracing import trace_of
-from fathom.params import SamplingParams
+from fathom.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from fathom.entrypoints.server.tracing import RequestTrace
 from fathom.errors import FathomError
 from fathom.frontend.async_engine import RequestStream
 from fathom.outputs import RequestOutput
-from fathom.params import SamplingParams
+from fathom.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
 

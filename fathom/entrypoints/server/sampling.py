@@ -7,7 +7,7 @@ from typing import Any
 from fathom.entrypoints.server.errors import bad_request
 from fathom.entrypoints.server.protocol.common import GenerationRequest
 from fathom.entrypoints.server.serving import Serving
-from fathom.params import RequestOutputKind, SamplingParams
+from fathom.sampling_params import RequestOutputKind, SamplingParams
 
 _FROM_MODEL = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _IF_GIVEN = ("presence_penalty", "frequency_penalty")

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 import fathom
 from fathom.errors import ConfigError
 from fathom.frontend.stats import EngineObserver
-from fathom.params import SamplingParams
+from fathom.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span

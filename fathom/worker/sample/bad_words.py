@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fathom.params import SamplingParams
+from fathom.sampling_params import SamplingParams
 from fathom.worker.sample.cells import LogitCells
 from fathom.worker.sample.interface import BatchUpdate, LogitsProcessor, LogitsProcessorContext
 from fathom.worker.sample.rows import RowStates

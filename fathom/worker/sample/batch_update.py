@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from fathom.params import SamplingParams
+from fathom.sampling_params import SamplingParams
 
 
 class MoveDirectionality(Enum):

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import torch
 
-from fathom.params import SamplingParams
+from fathom.sampling_params import SamplingParams
 from fathom.worker.sample.batch_update import BatchUpdate
 from fathom.worker.sample.interface import AdapterLogitsProcessor, LogitsProcessor, describe
 from fathom.worker.sample.rows import RowStates

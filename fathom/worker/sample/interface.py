@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fathom.params import SamplingParams
+from fathom.sampling_params import SamplingParams
 from fathom.worker.sample.batch_update import AddedRequest, BatchUpdate, MoveDirectionality, MovedRequest
 from fathom.worker.sample.rows import RowStates
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from fathom.kernels.gpu import to_device
-from fathom.params import SamplingParams
+from fathom.sampling_params import SamplingParams
 from fathom.worker.sample.cells import LogitCells
 from fathom.worker.sample.interface import BatchUpdate, LogitsProcessor, LogitsProcessorContext
 from fathom.worker.sample.rows import RowStates

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from fathom.kernels.penalties import apply_penalties
-from fathom.params import SamplingParams
+from fathom.sampling_params import SamplingParams
 from fathom.worker.sample.interface import BatchUpdate, LogitsProcessor, LogitsProcessorContext
 from fathom.worker.sample.rows import RowStates
 

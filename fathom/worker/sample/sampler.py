@@ -34,7 +34,7 @@ import torch
 from fathom.kernels.gpu import to_device
 from fathom.kernels.sampling import NO_TOKEN, Choice, DrawSettings, best_tokens, make_choice, truncate
 from fathom.kernels.token_logprobs import TokenScores, token_logprobs
-from fathom.params import SamplingParams
+from fathom.sampling_params import SamplingParams
 from fathom.worker.sample.allowed_token_ids import AllowedTokenIds
 from fathom.worker.sample.bad_words import BadWords
 from fathom.worker.sample.guard import GuardedProcessor

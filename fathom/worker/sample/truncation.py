@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fathom.kernels.sampling import DrawSettings
-from fathom.params import SamplingParams
+from fathom.sampling_params import SamplingParams
 from fathom.worker.sample.interface import BatchUpdate, LogitsProcessorContext
 from fathom.worker.sample.rows import RowValues
 

@@ -18,7 +18,7 @@ from fathom.entrypoints.cli.engine_flags import config_from_flags
 from fathom.errors import RequestFailedError
 from fathom.frontend.engine import LLMEngine
 from fathom.outputs import RequestOutput
-from fathom.params import RequestOutputKind, SamplingParams
+from fathom.sampling_params import RequestOutputKind, SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0, ignore_eos=True, output_kind=RequestOutputKind.FINAL_ONLY)
 

@@ -17,7 +17,7 @@ from fathom.entrypoints.server.protocol.common import (
     Usage,
 )
 from fathom.outputs import PositionLogprobs, RequestOutput
-from fathom.params import SamplingParams
+from fathom.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True)
