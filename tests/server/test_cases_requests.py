@@ -82,7 +82,7 @@ def test_c37_a_chat_that_is_too_long_says_both_numbers(thinker: Server) -> None:
     assert comes_true(lambda: idle(thinker))
 
 
-def test_c37_a_text_that_cannot_fit_is_refused_before_it_is_tokenised(server: Server) -> None:
+def test_c37_a_text_that_cannot_fit_is_refused_before_it_is_tokenised(thinker: Server) -> None:
     """Unless it is to be cut. Counting is not asked to fit."""
     text = "x" * 2_000_000
     messages = [{"role": "user", "content": text}]
@@ -92,13 +92,13 @@ def test_c37_a_text_that_cannot_fit_is_refused_before_it_is_tokenised(server: Se
         "/v1/responses": {"input": text},
     }
     for path, body in bodies.items():
-        error = checked(server.post(path, **body), 400)
+        error = checked(thinker.post(path, **body), 400)
         assert (error["code"], error["param"]) == ("context_length_exceeded", next(iter(body)))
         assert "characters" in error["message"]
         assert "4096" in error["message"]
-    cut = server.post("/v1/completions", prompt=text, max_tokens=1, truncate_prompt_tokens=8)
+    cut = thinker.post("/v1/completions", prompt=text, max_tokens=1, truncate_prompt_tokens=8)
     assert cut.json()["usage"]["prompt_tokens"] == 8
-    counted = server.post("/v1/messages/count_tokens", messages=messages)
+    counted = thinker.post("/v1/messages/count_tokens", messages=messages)
     assert counted.json()["input_tokens"] > 4096
 
 

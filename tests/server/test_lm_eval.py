@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from fathom import LLM, SamplingParams
+from tests.conftest import ENDLESS_CONTEXT
 from tests.server.forced import ids_of, says
 from tests.server.processes import Server
 
@@ -132,7 +133,7 @@ def test_the_tokenizer_s_own_tokens_and_template(server: Server, llm: LLM) -> No
         "pad_token": tokenizer.pad_token,
         "chat_template": tokenizer.chat_template,
         "vocab_size": tokenizer.vocab_size,
-        "model_max_length": 4096,
+        "model_max_length": ENDLESS_CONTEXT,
     }
 
 
