@@ -18,6 +18,7 @@ extern const Kernels kernels_avx2;
 extern const Kernels kernels_avx2vnni;
 extern const Kernels kernels_avx512;
 extern const Kernels kernels_avx512vnni;
+extern const Kernels kernels_avx512bf16;
 extern const Kernels kernels_neon;
 extern const Kernels kernels_neondot;
 
@@ -41,8 +42,12 @@ Levels find_levels() {
   [[maybe_unused]] const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
                                        __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
                                        __builtin_cpu_supports("avx512vl");
+  [[maybe_unused]] const bool vnni = avx512 && __builtin_cpu_supports("avx512vnni");
+#if defined(FATHOM_HAS_avx512bf16)
+  if (vnni && __builtin_cpu_supports("avx512bf16")) levels.push_back(&kernels_avx512bf16);
+#endif
 #if defined(FATHOM_HAS_avx512vnni)
-  if (avx512 && __builtin_cpu_supports("avx512vnni")) levels.push_back(&kernels_avx512vnni);
+  if (vnni) levels.push_back(&kernels_avx512vnni);
 #endif
 #if defined(FATHOM_HAS_avx512)
   if (avx512) levels.push_back(&kernels_avx512);
