@@ -1,7 +1,7 @@
 """What the process boundary costs, measured with a tiny model of random weights.
 
-The round trip of a one-token request beyond the model's own step (target: 1 ms), in-process and across the
-boundary, and the submission of 1,000 prompts (target: 150 ms).
+The round trip of a call of two tokens, with a prompt of eight, beyond the model's own steps (target: 1 ms), in-process
+and across the boundary, and the submission of 1,000 prompts (target: 150 ms).
 
     python benchmarks/ipc.py --rounds 1000
 """
@@ -43,8 +43,8 @@ SHAPE = {
     "eos_token_id": 2,
     "tie_word_embeddings": True,
 }
-ONE_TOKEN = SamplingParams(temperature=0, max_tokens=1)
-PROMPT = [5, 6, 7, 8]
+TWO_TOKENS = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
+PROMPT = [5, 6, 7, 8, 9, 10, 11, 12]
 TEXT = "The fathom is a unit of length that seamen have used to measure the depth of water since long ago. "
 
 
@@ -56,29 +56,32 @@ def make_config(folder: Path, tokenizer: str, **options: Any) -> EngineConfig:
 
 
 def model_steps(config: EngineConfig, rounds: int) -> list[float]:
-    """Milliseconds of executing and sampling alone, for the request of a round trip."""
+    """Milliseconds of executing and sampling alone, in all steps of a call."""
     core = EngineCore(boot.prepare(config).setup)
     samples = []
     for number in range(rounds):
         request = EngineCoreRequest(str(number), prompt=0, params=0, seed=0)
-        core.add_requests(AddRequests([np.array(PROMPT, np.int32)], [ONE_TOKEN], [request]))
-        step = core.scheduler.schedule()
-        start = time.perf_counter()
-        core.executor.execute_model(step)
-        result = core.executor.sample_tokens().result()[0]
-        samples.append((time.perf_counter() - start) * 1000)
-        core.scheduler.update_from_output(step, result)
+        core.add_requests(AddRequests([np.array(PROMPT, np.int32)], [TWO_TOKENS], [request]))
+        seconds = 0.0
+        while core.scheduler.has_unfinished_requests():
+            step = core.scheduler.schedule()
+            start = time.perf_counter()
+            core.executor.execute_model(step)
+            result = core.executor.sample_tokens().result()[0]
+            seconds += time.perf_counter() - start
+            core.scheduler.update_from_output(step, result)
+        samples.append(seconds * 1000)
     core.close()
     return samples
 
 
 def round_trips(config: EngineConfig, rounds: int) -> list[float]:
-    """Milliseconds from a request's submission to its only output, for a blocking engine."""
+    """Milliseconds from a request's submission to its last output, for a blocking engine."""
     samples = []
     with LLMEngine(config) as engine:
         for number in range(rounds):
             start = time.perf_counter()
-            engine.add_request(str(number), PROMPT, ONE_TOKEN)
+            engine.add_request(str(number), PROMPT, TWO_TOKENS)
             while engine.has_unfinished_requests():
                 engine.step()
             samples.append((time.perf_counter() - start) * 1000)
@@ -91,7 +94,7 @@ async def async_round_trips(config: EngineConfig, rounds: int) -> list[float]:
     engine = await AsyncLLM.start(config)
     for number in range(rounds):
         start = time.perf_counter()
-        async for _ in engine.generate(PROMPT, ONE_TOKEN, str(number)):
+        async for _ in engine.generate(PROMPT, TWO_TOKENS, str(number)):
             pass
         samples.append((time.perf_counter() - start) * 1000)
     engine.shutdown()
@@ -109,7 +112,7 @@ def submissions(config: EngineConfig, prompts: list[Any], rounds: int) -> tuple[
             messages.clear()
             ids = [f"{number}-{index}" for index in range(len(prompts))]
             start = time.perf_counter()
-            engine.add_requests(ids, prompts, [ONE_TOKEN] * len(prompts))
+            engine.add_requests(ids, prompts, [TWO_TOKENS] * len(prompts))
             samples.append((time.perf_counter() - start) * 1000)
             engine.abort_request(ids)
             engine.get_stats()  # answered when the aborts are through
@@ -138,10 +141,10 @@ def main() -> None:
         }
         steps = model_steps(config, options.rounds)
         print_header("ms")
-        print_row("model step", steps)
+        print_row("model steps", steps)
         for name, samples in ways.items():
             print_row(f"round trip, {name}", samples)
-            print_row("    beyond the median model step", [sample - statistics.median(steps) for sample in samples])
+            print_row("    beyond the median of the model's steps", [sample - statistics.median(steps) for sample in samples])
         texts = [f"{number}: {TEXT * 3}" for number in range(options.prompts)]
         token_ids = [[number % 1000 + 5] * 64 for number in range(options.prompts)]
         for name, prompts in (("texts", texts), ("lists of 64 ids", token_ids)):
