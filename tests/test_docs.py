@@ -10,6 +10,7 @@ import ast
 import inspect
 import re
 import runpy
+import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,6 +18,7 @@ import pytest
 import torch
 
 from fathom import env, errors
+from fathom.entrypoints.cli.main import parse
 from fathom.models.registry import ARCHITECTURES
 from fathom.quant.ggml_types import GGMLType
 from fathom.sampling_params import RequestOutputKind, SamplingParams
@@ -26,6 +28,7 @@ from tests.stand_in import write_stand_in
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("docs/*.md"), ROOT / "README.md", ROOT / "CHANGELOG.md"])
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+SHELL_BLOCK = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)")
 SOURCE = re.compile(r"(?:[\w.-]+/)*\w+\.py\b")
 REPOSITORY_PATH = re.compile(r"`((?:fathom|tests|examples|scripts|benchmarks|docs)/[\w./-]*)`")
@@ -65,6 +68,14 @@ def test_python_blocks_run(path: Path) -> None:
     namespace = {"__name__": path.stem}
     for line, code in python_blocks(path):
         exec(compile("\n" * line + code, str(path), "exec"), namespace)
+
+
+def test_the_commands_of_fathom_have_the_flags_that_pages_give_them() -> None:
+    lines = [line for path in PAGES for block in SHELL_BLOCK.findall(path.read_text()) for line in block.splitlines()]
+    commands = [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("fathom ")]
+    assert len(commands) > 20
+    for command in commands:
+        assert parse(command).run is not None
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
@@ -117,6 +128,13 @@ def test_the_tables_of_the_api_are_fresh(name: str) -> None:
     script = runpy.run_path(str(ROOT / "scripts" / "make_api_tables.py"))
     text = page(name)
     assert script["with_tables"](text, script["PAGES"][name]()) == text, "run python scripts/make_api_tables.py"
+
+
+def test_the_figures_of_the_readme_are_those_of_performance() -> None:
+    script = runpy.run_path(str(ROOT / "scripts" / "make_readme_figures.py"))
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(re.findall(r"^\| .* \| [\d,.]+ \|", readme, re.MULTILINE)) == len(script["SHOWN"])
+    assert script["with_figures"](readme, page("performance.md")) == readme, "run python scripts/make_readme_figures.py"
 
 
 def test_every_sampling_parameter_is_in_the_table_with_its_default() -> None:

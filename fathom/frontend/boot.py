@@ -60,7 +60,12 @@ def prepare(config: EngineConfig) -> Prepared:
     """
     load_general_plugins()
     dummy = config.model.load_format == "dummy"
-    model = resolve_model(config.model.model, config.model.revision, need_weights=not dummy)
+    model = resolve_model(
+        config.model.model,
+        config.model.revision,
+        need_weights=not dummy,
+        show_progress=config.runtime.show_progress,
+    )
     if not dummy:
         page_in(model)
     model_config = load_model_config(model)

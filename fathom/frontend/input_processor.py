@@ -94,8 +94,8 @@ class InputProcessor:
         request_ids = _as_sent("request_id", list(request_ids), list[str])
         priorities = _as_sent("priority", list(priorities or [0] * len(request_ids)), list[int])
         self._check_priorities(priorities)
+        self._check_prompts(token_ids)
         for index, request_id in enumerate(request_ids):
-            self._check_prompt(token_ids[index])
             requests.append(
                 ProcessedRequest(
                     request_id=request_id,
@@ -131,11 +131,14 @@ class InputProcessor:
         texts: list[str | None] = []
         ids: list[list[int] | None] = []
         salts: list[str | None] = []
-        for prompt in prompts:
-            text, token_ids, salt = self._parse(prompt)
-            texts.append(text)
-            ids.append(token_ids)
-            salts.append(salt)
+        try:
+            for prompt in prompts:
+                text, token_ids, salt = self._parse(prompt)
+                texts.append(text)
+                ids.append(token_ids)
+                salts.append(salt)
+        except ValidationError as error:
+            raise _of_prompt(error, len(texts), len(prompts)) from None
         to_encode = [text for text, known in zip(texts, ids, strict=True) if known is None and text is not None]
         encoded = iter(self._encode(to_encode))
         return texts, [known if known is not None else next(encoded) for known in ids], salts
@@ -179,6 +182,15 @@ class InputProcessor:
                 hint="Pass prompt_token_ids instead of text.",
             )
         return self.tokenizer.encode_batch(texts)
+
+    def _check_prompts(self, prompts: list[list[int]]) -> None:
+        num_right = 0
+        try:
+            for token_ids in prompts:
+                self._check_prompt(token_ids)
+                num_right += 1
+        except ValidationError as error:
+            raise _of_prompt(error, num_right, len(prompts)) from None
 
     def _check_prompt(self, token_ids: list[int]) -> None:
         if not token_ids:
@@ -261,6 +273,14 @@ class InputProcessor:
 
     def _seed(self, params: SamplingParams) -> int:
         return self.draw_seed() if params.seed is None else params.seed
+
+
+def _of_prompt(error: ValidationError, index: int, num_prompts: int) -> ValidationError:
+    """The error with the prompt's place in its batch, if there are several to look through."""
+    if num_prompts == 1:
+        return error
+    message = f"prompts[{index}]: {error.message}"
+    return type(error)(message, parameter=error.parameter, value=error.value, hint=error.hint)
 
 
 def _read_ids(ids: Any) -> list[int]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 CONFIG_FILE = "config.json"
 WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json")
-HUB_ID = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
+HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*(?<!\.gguf)", re.ASCII)
 
 # What is fetched from a hub repository: no second copies of the weights in other formats, and no code.
 CONFIG_PATTERNS = ["*.json", "*.jinja", "tokenizer.model"]

@@ -92,13 +92,13 @@ class Worker:
     def initialize_from_config(self, kv_cache: KVCacheConfig, max_model_len: int) -> None:
         """Allocate the KV cache, of this stage's layers, and the batch's rows."""
         kv_cache = kv_cache.of_layers(self._model.own_layers, self._kv_specs[0])
+        size = kv_cache.num_blocks * kv_cache.bytes_per_block
         self._runner = explain(
             lambda: self._make_runner(kv_cache, max_model_len, self._graph_buckets()),
             self.device,
-            "allocating the KV cache",
+            f"allocating a KV cache of {size / GIB:.2f} GiB",
             ways_out.KV_CACHE,
         )
-        size = kv_cache.num_blocks * kv_cache.bytes_per_block
         logger.info(
             "KV cache: %d blocks of %d tokens in %s, %.2f GiB; longest sequence %d tokens",
             kv_cache.num_blocks,

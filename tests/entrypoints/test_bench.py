@@ -94,6 +94,12 @@ def test_latency(bench: Any) -> None:
     assert found["roofline"]["peak_kind"] == "float32"
 
 
+def test_several_workers(tiny: Callable[[str], Path], capsys: pytest.CaptureFixture[str]) -> None:
+    shape = ("--input-len", "8", "--output-len", "4", "--num-iters", "1", "--num-threads", "2", "-pp", "2")
+    assert main(["bench", "latency", *FLAGS, "--model", str(tiny("llama-gqa")), "--json", *shape]) == 0
+    assert json.loads(capsys.readouterr().out)["engine"]["workers"] == 2
+
+
 def test_throughput(bench: Any) -> None:
     shape = ("--num-prompts", "5", "--input-len", "10", "--output-len", "6", "--random-range-ratio", "0.5")
     found = bench("throughput", *shape, "--max-concurrency", "1", "3")

@@ -148,7 +148,8 @@ def test_chat_with_piped_input(command: Any, monkeypatch: pytest.MonkeyPatch) ->
     first, second, end = out.split("\n")
     assert (status, end) == (0, "")
     assert first == second != ""
-    assert err == "Ask away; Ctrl-D ends.\n\n"
+    cut = "[cut off by --max-tokens or the end of the context]\n"
+    assert err == f"Ask away. Ctrl-C stops an answer, Ctrl-D ends.\n{cut}{cut}\n"
 
 
 def test_a_question_that_fails_does_not_end_the_chat(command: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -324,6 +325,12 @@ def test_a_folder_that_holds_gguf_files_names_one(tmp_path: Path, command: Any) 
     (tmp_path / "some.gguf").touch()
     _, _, err = command("pull", str(tmp_path))
     assert f"{tmp_path} has no config.json, but {tmp_path}/some.gguf, which can be named itself" in err
+
+
+@pytest.mark.parametrize("name", ["./no-such.gguf", "models/no-such.gguf", "../no-such"])
+def test_a_path_that_leads_nowhere_is_not_looked_for_elsewhere(name: str, command: Any) -> None:
+    _, _, err = command("pull", name)
+    assert "Hugging Face: the name is not of the form owner/repository." in err
 
 
 def test_ctrl_c_while_a_command_is_imported_is_no_traceback(monkeypatch: pytest.MonkeyPatch, command: Any) -> None:

@@ -163,6 +163,16 @@ def test_prompts_that_are_refused(llm: LLM, prompt: Any, words: str) -> None:
     assert llm.get_stats()["num_steps"] == steps
 
 
+@pytest.mark.parametrize("bad", ["", [-1], None, {"prompt": 5}], ids=repr)
+def test_of_several_prompts_the_wrong_one_is_named(llm: LLM, bad: Any) -> None:
+    with pytest.raises(ValidationError, match=r"^prompts\[2\]: ") as caught:
+        generate(llm, [TEXT, TEXT, bad, TEXT])
+    with pytest.raises(ValidationError) as alone:
+        generate(llm, [bad])
+    assert str(caught.value) == f"prompts[2]: {alone.value}"
+    assert (caught.value.parameter, caught.value.hint) == (alone.value.parameter, alone.value.hint)
+
+
 def test_one_bad_prompt_and_nothing_is_queued(llm: LLM) -> None:
     steps = llm.get_stats()["num_steps"]
     with pytest.raises(ValidationError, match="513 is not in the vocabulary"):

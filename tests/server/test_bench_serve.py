@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -111,6 +114,24 @@ def test_what_the_server_turns_away_is_counted(bench: Any, guarded: Server) -> N
     assert row["out tokens"] == 1500 * row["succeeded"]
     assert row["failed"] > 0
     assert [note for note in found["notes"] if f"{row['failed']} failed: 429" in note]
+
+
+KILLED = """
+import os, signal, sys, psutil
+from fathom.entrypoints.cli.bench.own_server import own_server
+with own_server({"model": sys.argv[1], "num_threads": 1}):
+    print(*[child.pid for child in psutil.Process().children(recursive=True)], flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_its_server_ends_with_it_however_that_ends(tiny_chat_model: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, str(tiny_chat_model)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == -signal.SIGKILL
+    server, engine = map(int, done.stdout.split())
+    assert comes_true(lambda: not psutil.pid_exists(server) and not psutil.pid_exists(engine))
 
 
 def test_without_a_url_it_starts_a_server_and_ends_it(bench: Any, tiny_chat_model: Path, tmp_path: Path) -> None:

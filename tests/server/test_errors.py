@@ -160,7 +160,9 @@ def test_tokens(server: Server) -> None:
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "POST"])
 def test_paths_and_methods_that_are_not_there(server: Server, method: str) -> None:
-    assert checked(server.http.request(method, "/v1/nothing"), 404)["code"] == "unknown_url"
+    error = checked(server.http.request(method, "/v1/nothing"), 404)
+    assert error["code"] == "unknown_url"
+    assert "no /v1/nothing here" in error["message"]
     if method != "POST":
         assert checked(server.http.request(method, "/v1/completions"), 405)["code"] == "method_not_allowed"
 

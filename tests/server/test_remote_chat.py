@@ -13,6 +13,8 @@ import pytest
 from fathom.entrypoints.cli.main import main
 from tests.server.processes import Server
 
+HELLO = "Ask away. Ctrl-C stops an answer, Ctrl-D ends.\n"
+CUT = "[cut off by --max-tokens or the end of the context]\n"
 QUESTIONS = ["Tiny models", "and more of them"]
 SAMPLING = {"temperature": 0.0, "max_tokens": 8}
 
@@ -38,13 +40,13 @@ def test_turns_are_remembered(chat: Any, client: openai.OpenAI) -> None:
         answer = client.chat.completions.create(model="tiny", messages=messages, **SAMPLING).choices[0].message
         messages.append({"role": "assistant", "content": answer.content})
         wanted += f"{answer.content}\n"
-    assert chat([QUESTIONS[0], "", QUESTIONS[1]], "--system", "be kind") == (0, wanted, "Ask away; Ctrl-D ends.\n\n")
+    assert chat([QUESTIONS[0], "", QUESTIONS[1]], "--system", "be kind") == (0, wanted, f"{HELLO}{CUT}{CUT}\n")
 
 
 def test_a_question_that_is_refused_does_not_end_the_chat(chat: Any, thinker: Server) -> None:
     status, out, err = chat(["?!" * 5000, *QUESTIONS], url=thinker.url)
     assert (status, out) == chat(QUESTIONS, url=thinker.url)[:2]
-    assert err.startswith("Ask away; Ctrl-D ends.\nfathom: ")
+    assert err.startswith(f"{HELLO}fathom: ")
     assert "4096" in err
 
 

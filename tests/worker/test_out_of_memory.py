@@ -102,6 +102,10 @@ try:
     LLM(large, **options)
 except InsufficientMemoryError as error:
     found["start"] = str(error)
+try:
+    LLM(folder, **options | dict(max_num_batched_tokens=4096, max_num_seqs=4096, kv_cache_memory_bytes=2**29))
+except InsufficientMemoryError as error:
+    found["cache"] = str(error)
 limit(None)
 print(json.dumps(found))
 """
@@ -120,7 +124,7 @@ def write_model(tiny: Path, folder: Path, **changes: int) -> Path:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit is Linux's")
 def test_memory_that_really_runs_out(tiny: Callable[[str], Path], tmp_path: Path) -> None:
-    """A process may take 100 MiB more: not the 250 MiB of a long prompt's step, nor the weights of a large model."""
+    """A process may take 100 MiB more: not for a long prompt, a large model or a large cache."""
     folder = write_model(tiny("llama-gqa"), tmp_path / "wide", intermediate_size=2**15, num_hidden_layers=1)
     large = write_model(tiny("llama-gqa"), tmp_path / "large", hidden_size=2**12, intermediate_size=2**12)
     done = subprocess.run(
@@ -136,3 +140,4 @@ def test_memory_that_really_runs_out(tiny: Callable[[str], Path], tmp_path: Path
     assert found["unlimited"] == [["length", 2, None], ["length", 2, None]]
     assert "cpu has run out of memory while loading the weights: " in found["start"]
     assert "Three ways out: smaller weights" in found["start"]
+    assert "cpu has run out of memory while allocating a KV cache of 0.50 GiB: " in found["cache"]

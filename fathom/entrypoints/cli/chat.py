@@ -34,7 +34,7 @@ def run(options: argparse.Namespace) -> int:
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 - line editing for input()
     with _open(options) as conversation:
-        print("Ask away; Ctrl-D ends.", file=sys.stderr)
+        print("Ask away. Ctrl-C stops an answer, Ctrl-D ends.", file=sys.stderr)
         ask = "> " if sys.stdin.isatty() else ""  # what is piped in needs no asking for
         while True:
             try:
@@ -42,10 +42,14 @@ def run(options: argparse.Namespace) -> int:
             except EOFError:
                 print(file=sys.stderr)
                 return 0
+            except KeyboardInterrupt:
+                print(file=sys.stderr)  # the shell's prompt gets a line of its own
+                raise
             if not question.strip():
                 continue
             try:
-                conversation.ask(question, params)
+                if conversation.ask(question, params).finish_reason == "length":
+                    print("[cut off by --max-tokens or the end of the context]", file=sys.stderr)
             except KeyboardInterrupt:
                 print("[stopped]", file=sys.stderr)
             except (ClientError, RequestFailedError) as error:

@@ -19,7 +19,7 @@ COMMANDS = {
     "bench": "measure speed on this machine",
     "serve": "serve a model to clients of OpenAI's API",
     "run-batch": "answer a file of OpenAI requests",
-    "pull": "fetch a model of the catalogue",
+    "pull": "fetch a model, of the catalogue or from Hugging Face",
     "doctor": "show what this machine offers and what Fathom would choose",
 }
 
@@ -35,7 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command line; errors that a user can mend are one line, without a traceback."""
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        options = _parse(arguments)  # imports, which takes long enough for a Ctrl-C
+        options = parse(arguments)  # imports, which takes long enough for a Ctrl-C
         return int(options.run(options))
     except (ClientError, ServerError) as error:
         print(f"fathom: {error}", file=sys.stderr)
@@ -47,7 +47,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 141
 
 
-def _parse(arguments: list[str]) -> argparse.Namespace:
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """The options of a command line, and in `run` what runs them; a wrong one ends the process with status 2."""
     parser = Parser(prog="fathom", description="An LLM inference engine.")
     parser.add_argument("--version", action="version", version=f"fathom {fathom.__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)

@@ -11,6 +11,7 @@ import httpx2
 import msgspec
 
 from fathom.entrypoints.cli.openai_client import CONNECT_SECONDS, Choice, EventReader, Remote, error_text, unreachable
+from fathom.entrypoints.cli.stream import Answer
 from fathom.errors import RequestFailedError
 
 
@@ -22,7 +23,7 @@ class RemoteConversation:
         self._http = httpx2.Client(headers=remote.headers, timeout=httpx2.Timeout(None, connect=CONNECT_SECONDS))
         self.messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
 
-    def ask(self, question: str, params: dict[str, Any]) -> None:
+    def ask(self, question: str, params: dict[str, Any]) -> Answer:
         """Add a user's turn, print the model's, and remember both; of an answer with reasoning, the content.
 
         Raises:
@@ -30,10 +31,12 @@ class RemoteConversation:
         """
         messages = [*self.messages, {"role": "user", "content": question}]
         content: list[str] = []
+        reason: str | None = None
         try:
             with closing(self._choices(messages, params)) as choices:
                 for choice in choices:
                     content.append((choice.delta and choice.delta.content) or "")
+                    reason = choice.finish_reason or reason
                     sys.stdout.write(choice.piece)
                     sys.stdout.flush()
         finally:
@@ -41,6 +44,7 @@ class RemoteConversation:
                 sys.stdout.write("\n")
                 sys.stdout.flush()
         self.messages = [*messages, {"role": "assistant", "content": "".join(content)}]
+        return Answer("".join(content), reason)
 
     def close(self) -> None:
         self._http.close()

@@ -23,10 +23,11 @@ CALM = 0.2
 
 @dataclass(frozen=True)
 class Answer:
-    """text: the whole answer. summary: tokens, times and why it ended, in one line."""
+    """text: the whole answer. finish_reason: why it ended. summary: tokens, times and that reason, in one line."""
 
     text: str
-    summary: str
+    finish_reason: str | None
+    summary: str = ""
 
 
 class Conversation:
@@ -91,12 +92,9 @@ class Conversation:
             sys.stdout.write("\n")
             sys.stdout.flush()
         assert output is not None
-        return Answer(
-            "".join(pieces),
-            self._summary(
-                len(output.prompt_token_ids), num_tokens, began, first_token, output.outputs[0].finish_reason
-            ),
-        )
+        reason = output.outputs[0].finish_reason
+        summary = self._summary(len(output.prompt_token_ids), num_tokens, began, first_token, reason)
+        return Answer("".join(pieces), reason, summary)
 
     def _summary(self, num_prompt: int, num_tokens: int, began: float, first: float, reason: str | None) -> str:
         rate = (num_tokens - 1) / max(time.perf_counter() - first, 1e-9)

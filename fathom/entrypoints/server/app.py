@@ -139,7 +139,8 @@ class _Endpoint:
 
 
 async def _unknown_path(scope: Scope, receive: Receive, send: Send) -> None:
-    await failure_of(scope, HTTPException(404)).response(scope["path"])(scope, receive, send)
+    message = f"There is no {scope['path'][:200]} here. The API is below /v1; /openapi.json has every path."
+    await failure_of(scope, HTTPException(404, message)).response(scope["path"])(scope, receive, send)
 
 
 class _Surroundings:

@@ -93,7 +93,9 @@ class Serving:
             return self.model_names[0]
         if name not in self.model_names:
             known = ", ".join(self.model_names)
-            raise ApiError(404, f"There is no model {name!r} here, but {known}.", param="model", code="model_not_found")
+            raise ApiError(
+                404, f"There is no model {name!r} here; this server has {known}.", param="model", code="model_not_found"
+            )
         return name
 
     def need_tokenizer(self, parameter: str) -> Tokenizer:

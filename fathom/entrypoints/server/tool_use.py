@@ -81,8 +81,8 @@ def tool_use_of(serving: Serving, request: ChatCompletionRequest) -> ToolUse:
     dialect = settings.tool_call_parser or tool_dialect_of(template)
     if shown and dialect is None:
         raise bad_request(
-            "tools are not supported: the chat template shows no dialect of calls that is known. Start the server with "
-            "--tool-call-parser.",
+            "tools are not supported: the model's chat template shows no way of writing calls that is known here. "
+            "Use a model that was trained for tools; if this one was, start the server with --tool-call-parser.",
             "tools",
             "unsupported_parameter",
         )

@@ -1,10 +1,16 @@
-"""`fathom serve` in a process of its own, for as long as a benchmark needs it."""
+"""`fathom serve` in a process of its own, for as long as a benchmark needs it.
+
+It ends with the benchmark, however that ends: it holds the other end of a pipe, which closes then.
+"""
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -22,9 +28,16 @@ def own_server(options: dict[str, Any], flags: Sequence[str] = ()) -> Iterator[s
     Raises:
         EngineStartError: it did not start; why, it has said on standard error.
     """
-    command = [sys.executable, "-m", "fathom", "serve", "--port=0", *flags]
+    command = [sys.executable, "-m", "fathom.entrypoints.cli.bench.own_server", "--port=0", *flags]
     command += [flag for name, value in options.items() for flag in _flags(name, value)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)  # Ctrl-C is ours
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # Ctrl-C is ours
+    )
+    assert process.stdin is not None
     assert process.stdout is not None
     try:
         found = _URL.search(process.stdout.readline())
@@ -38,6 +51,7 @@ def own_server(options: dict[str, Any], flags: Sequence[str] = ()) -> Iterator[s
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        process.stdin.close()
         process.stdout.close()
 
 
@@ -47,3 +61,20 @@ def _flags(name: str, value: Any) -> list[str]:
     if isinstance(value, bool):
         return [f"--{flag}" if value else f"--no-{flag}"]
     return [f"--{flag}={item}" for item in (value if isinstance(value, list) else [value])]
+
+
+def main(flags: list[str]) -> int:
+    """In the process of its own: serve, until told to end or until the benchmark is gone."""
+    from fathom.entrypoints.cli.main import main as fathom
+
+    threading.Thread(target=_end_with_the_benchmark, daemon=True).start()
+    return fathom(["serve", *flags])
+
+
+def _end_with_the_benchmark() -> None:
+    sys.stdin.buffer.read()  # nothing is ever written; it returns when the pipe closes
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

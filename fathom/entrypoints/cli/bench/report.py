@@ -71,7 +71,7 @@ def publish(report: Report, options: argparse.Namespace) -> int:
 def describe_engine(engine: LLMEngine) -> dict[str, Any]:
     """What answered: model, weights, threads, kernels, process."""
     config = engine.config
-    (worker,) = engine.collective_rpc("describe")
+    worker, *_ = engine.collective_rpc("describe")  # all have the same kernels
     return {
         "model": config.model.model,
         "weights": config.model.weights,
@@ -79,6 +79,7 @@ def describe_engine(engine: LLMEngine) -> dict[str, Any]:
         "device": config.runtime.device,
         "threads": config.runtime.num_threads,
         "kernels": worker["kernels"],
+        "workers": config.parallel.num_workers,
         "own_process": uses_own_process(config),
         "max_model_len": config.model.max_model_len,
         "max_num_seqs": config.scheduler.max_num_seqs,
