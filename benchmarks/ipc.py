@@ -144,7 +144,7 @@ def main() -> None:
         print_row("model steps", steps)
         for name, samples in ways.items():
             print_row(f"round trip, {name}", samples)
-            print_row("    beyond the median of the model's steps", [sample - statistics.median(steps) for sample in samples])
+            print_row("    beyond the median of these", [sample - statistics.median(steps) for sample in samples])
         texts = [f"{number}: {TEXT * 3}" for number in range(options.prompts)]
         token_ids = [[number % 1000 + 5] * 64 for number in range(options.prompts)]
         for name, prompts in (("texts", texts), ("lists of 64 ids", token_ids)):
