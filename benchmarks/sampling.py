@@ -60,13 +60,17 @@ def logprobs_calls(logits: torch.Tensor) -> Iterator[tuple[str, Call, Call]]:
     for k in (0, 20, 200, 1000):
         arguments = (logits, rows, targets, k, True)
         yield f"logprobs {k}", *(partial(kernel.token_logprobs, *arguments) for kernel in (logprobs_cpu, logprobs_ref))
-    neutral = DrawSettings.neutral(*logits.shape)
+    choice = sampling_cpu.Choice(rows, rows < 0, DrawSettings.neutral(*logits.shape), logits.shape[1])
     for k in (20, 200):
-        choices = [kernel.Choice(rows, rows < 0, neutral, logits.shape[1]) for kernel in (sampling_cpu, sampling_ref)]
         yield (
             f"best token, logprobs {k}",
-            *(partial(choice.choose_and_score, logits, [], rows, k, True) for choice in choices),
+            partial(choice.choose_and_score, logits, [], rows, k, True),
+            partial(_choose_then_score, logits, rows, k),
         )
+
+
+def _choose_then_score(logits: torch.Tensor, rows: np.ndarray, k: int) -> None:
+    logprobs_ref.token_logprobs(logits, rows, sampling_ref.best_tokens(logits, rows), k, True)
 
 
 def penalties_calls(logits: torch.Tensor) -> Iterator[tuple[str, Call, Call]]:

@@ -41,6 +41,40 @@ inline void store_panel(const PackedArgs& args, int64_t panel, int64_t token, co
   }
 }
 
+// The activations of a tile of kTokens tokens, group by group.
+template <typename Format, int kTokens>
+struct TileGroups {
+  const int8_t* integers;
+  const float* steps;  // of each token, as are the others
+  const float* sums;
+  const int32_t* starts;
+
+  TileGroups(const Activations& activations, int64_t num_groups, int64_t first_token, int64_t group) {
+    const int64_t number = first_token * num_groups + group * kTokens;
+    integers = activations.integers.data() + number * Format::kGroup;
+    steps = activations.steps.data() + number;
+    sums = activations.sums.data() + number;
+    starts = activations.starts.data() + number;
+  }
+
+  void advance() {
+    integers += Format::kGroup * kTokens;
+    steps += kTokens;
+    sums += kTokens;
+    starts += kTokens;
+  }
+
+  // What the group's sums of products start from.
+  template <int kWide>
+  void start(IntVector (&dots)[kTokens][kWide]) const {
+#pragma GCC unroll 8
+    for (int token = 0; token < kTokens; ++token)
+#pragma GCC unroll 4
+      for (int part = 0; part < kWide; ++part)
+        dots[token][part] = Format::kStartFactor == 0 ? IntVector{} : broadcast_int(starts[token]);
+  }
+};
+
 // A group's products of some rows with one token, times its factors, added to the total.
 template <typename Format>
 inline Vector add_group(Vector total, IntVector dots, Vector scale, Vector minimum, float sum, float step) {
@@ -66,14 +100,11 @@ template <typename Format, int kPanels, int kTokens>
 inline void matmul_tile(const PackedArgs& args, const Activations& activations, int64_t number, int64_t first,
                         bool from_memory) {
   constexpr int kWide = kPanels * kParts;
-  const int64_t columns = args.matrix.columns, num_groups = columns / Format::kGroup;
+  const int64_t num_groups = args.matrix.columns / Format::kGroup;
   const Panel<Format> panel(args.matrix, number);
   const uint8_t* codes = panel.codes;
   const int64_t panel_bytes = num_groups * Format::kGroupBytes;
-  const int8_t* integers = activations.integers.data() + first * columns;
-  const float* steps = activations.steps.data() + first * num_groups;
-  const float* sums = activations.sums.data() + first * num_groups;
-  const int32_t* starts = activations.starts.data() + first * num_groups;
+  TileGroups<Format, kTokens> tile(activations, num_groups, first, 0);
   Vector totals[kTokens][kWide];
 #pragma GCC unroll 8
   for (int token = 0; token < kTokens; ++token)
@@ -82,13 +113,9 @@ inline void matmul_tile(const PackedArgs& args, const Activations& activations, 
   for (int64_t group = 0; group < num_groups; ++group) {
     if (from_memory) prefetch_codes<Format, kPanels>(codes, panel_bytes, group, num_groups);
     IntVector dots[kTokens][kWide];
-#pragma GCC unroll 8
-    for (int token = 0; token < kTokens; ++token)
-#pragma GCC unroll 4
-      for (int part = 0; part < kWide; ++part)
-        dots[token][part] = Format::kStartFactor == 0 ? IntVector{} : broadcast_int(starts[token]);
-    if constexpr (kPanels == 1) Format::template dot_group<kTokens>(codes, integers, dots);
-    if constexpr (kPanels > 1) Format::template dot_group<kTokens>(codes, integers, dots, panel_bytes);
+    tile.start(dots);
+    if constexpr (kPanels == 1) Format::template dot_group<kTokens>(codes, tile.integers, dots);
+    if constexpr (kPanels > 1) Format::template dot_group<kTokens>(codes, tile.integers, dots, panel_bytes);
 #pragma GCC unroll 4
     for (int part = 0; part < kWide; ++part) {
       const int64_t place = group + part / kParts * num_groups;
@@ -96,14 +123,11 @@ inline void matmul_tile(const PackedArgs& args, const Activations& activations, 
       const Vector minimum = Format::kMinimums ? panel.minimums.load_part(place, part % kParts) : Vector{};
 #pragma GCC unroll 8
       for (int token = 0; token < kTokens; ++token)
-        totals[token][part] =
-            add_group<Format>(totals[token][part], dots[token][part], scale, minimum, sums[token], steps[token]);
+        totals[token][part] = add_group<Format>(totals[token][part], dots[token][part], scale, minimum,
+                                                tile.sums[token], tile.steps[token]);
     }
     codes += Format::kGroupBytes;
-    integers += Format::kGroup * kTokens;
-    steps += kTokens;
-    sums += kTokens;
-    starts += kTokens;
+    tile.advance();
   }
 #pragma GCC unroll 8  // an array whose elements are found at run time is kept in memory
   for (int token = 0; token < kTokens; ++token)

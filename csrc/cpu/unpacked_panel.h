@@ -58,11 +58,7 @@ struct UnpackedPanel {
 template <typename Format, int kTokens>
 inline void matmul_unpacked_tile(const UnpackedPanel<Format>& panel, const Activations& activations, int64_t first,
                                  float* sums) {
-  const int64_t number = first * (activations.columns / Format::kGroup) + panel.first_group * kTokens;
-  const int8_t* integers = activations.integers.data() + number * Format::kGroup;
-  const float* steps = activations.steps.data() + number;
-  const float* integer_sums = activations.sums.data() + number;
-  const int32_t* starts = activations.starts.data() + number;
+  TileGroups<Format, kTokens> tile(activations, activations.columns / Format::kGroup, first, panel.first_group);
   Vector totals[kTokens][kParts];
 #pragma GCC unroll 8
   for (int token = 0; token < kTokens; ++token)
@@ -70,13 +66,9 @@ inline void matmul_unpacked_tile(const UnpackedPanel<Format>& panel, const Activ
     for (int part = 0; part < kParts; ++part) totals[token][part] = load(sums + token * kPanel + part * kLanes);
   for (int group = 0; group < panel.num_groups; ++group) {
     IntVector dots[kTokens][kParts];
-#pragma GCC unroll 8
-    for (int token = 0; token < kTokens; ++token)
-#pragma GCC unroll 4
-      for (int part = 0; part < kParts; ++part)
-        dots[token][part] = Format::kStartFactor == 0 ? IntVector{} : broadcast_int(starts[token]);
+    tile.start(dots);
     const UnpackedLines lines = {panel.codes + group * panel.kGroupBytes};
-    dot_lines<Format::kBits, Format::kGroup>(lines, integers, dots);
+    dot_lines<Format::kBits, Format::kGroup>(lines, tile.integers, dots);
 #pragma GCC unroll 4
     for (int part = 0; part < kParts; ++part) {
       const int here = group * kPanel + part * kLanes;
@@ -85,12 +77,9 @@ inline void matmul_unpacked_tile(const UnpackedPanel<Format>& panel, const Activ
 #pragma GCC unroll 8
       for (int token = 0; token < kTokens; ++token)
         totals[token][part] = add_group<Format>(totals[token][part], dots[token][part], scale, minimum,
-                                                integer_sums[token], steps[token]);
+                                                tile.sums[token], tile.steps[token]);
     }
-    integers += Format::kGroup * kTokens;
-    steps += kTokens;
-    integer_sums += kTokens;
-    starts += kTokens;
+    tile.advance();
   }
 #pragma GCC unroll 8
   for (int token = 0; token < kTokens; ++token)

@@ -32,11 +32,10 @@ from fathom.wire.remote_errors import to_remote_error
 
 
 class Answer(NamedTuple):
-    """The frames of a WorkerReply, whether the executor is waiting for it, and whether the call has raised."""
+    """The frames of a WorkerReply, and whether the executor is waiting for it."""
 
     frames: list[Frame]
     is_wanted: bool
-    has_failed: bool
 
 
 class CalledWorker:
@@ -69,8 +68,8 @@ class CalledWorker:
             frames = self._encoder.encode(WorkerReply(call.number, as_outcome(result)))
         except Exception as error:
             failed = WorkerReply(call.number, Failed(to_remote_error(error)))
-            return Answer(self._encoder.encode(failed), is_wanted=True, has_failed=True)
-        return Answer(frames, is_wanted=call.reply_from in (EVERYBODY, self._place.rank), has_failed=False)
+            return Answer(self._encoder.encode(failed), is_wanted=True)
+        return Answer(frames, is_wanted=call.reply_from in (EVERYBODY, self._place.rank))
 
     def _run(self, call: StartWorker | InitializeFromConfig | ExecuteModel | CallMethod) -> Any:
         if isinstance(call, StartWorker):

@@ -1,4 +1,4 @@
-"""What passes between a MultiprocExecutor and its workers: calls, and replies to them.
+"""What passes between an executor and workers in other processes: calls, and replies to them.
 
 The calls of every step and of the boot are structs of their own, so that what they carry is typed; any other method
 of a worker is called with plain data.

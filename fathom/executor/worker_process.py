@@ -7,6 +7,7 @@ has a name, and nothing is left however the processes end.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import mmap
 import os
@@ -76,6 +77,7 @@ class WorkerProcess:
         self.reader = MessageReader(replies, 0)
         self.decoder: Decoder[WorkerReply] = Decoder(WorkerReply)
         self._stack = os.memfd_create("fathom-stack")
+        fcntl.fcntl(self._stack, fcntl.F_SETFL, os.O_APPEND)  # each stack begins where the emptied file does
         here, there = socket.socketpair()
         self.bell = Bell(here)
         descriptors = [memory, there.fileno(), meeting, sums, self._stack]

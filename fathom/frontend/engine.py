@@ -49,16 +49,19 @@ class LLMEngine(ControlMixin):
         started = time.perf_counter()
         setup_logging()
         process = EngineProcess(config.parallel) if boot.uses_own_process(config) else None
+        client: EngineCoreClient | None = None
         try:
             prepared = boot.prepare(config)
-            self.engine_core = EngineCoreClient.make_client(prepared.setup, process, boot.ready_timeout_s(config))
+            client = EngineCoreClient.make_client(prepared.setup, process, boot.ready_timeout_s(config))
+            self.engine_core = client
             self.tokenizer = boot.load_caller_tokenizer(prepared)
             self.ready = self.engine_core.wait_ready()
             self.config = boot.fitted_config(prepared.setup.config, self.ready)
             self.input_processor = boot.make_input_processor(prepared, self.config, self.tokenizer)
         except BaseException:
-            if process is not None:
-                process.close()
+            for begun in (client, process):
+                if begun is not None:
+                    begun.close()
             raise
         self.model_config = prepared.setup.model_config
         self._observer = observer or EngineObserver()

@@ -12,13 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fathom.models.decoder import CausalLM, DecoderAttention, GatedMLP, PreNormLayer
-from fathom.models.weight_names import (
-    EMBEDDING_AND_HEAD,
-    GATED_MLP,
-    PRE_NORMS,
-    QUERY_AND_KEY,
-    VALUE_AND_OUTPUT,
-)
+from fathom.models.weight_names import PRE_NORM_DECODER, QUERY_AND_KEY
 
 if TYPE_CHECKING:
     from fathom.layers.build import BuildContext
@@ -34,12 +28,8 @@ def halves_from_pairs(num_rows: int, config: ModelConfig) -> np.ndarray:
 
 
 class LlamaForCausalLM(CausalLM):
-    weight_names = (
-        *EMBEDDING_AND_HEAD,
-        *PRE_NORMS,
-        *(replace(row, gguf_rows=halves_from_pairs) for row in QUERY_AND_KEY),
-        *VALUE_AND_OUTPUT,
-        *GATED_MLP,
+    weight_names = tuple(
+        replace(row, gguf_rows=halves_from_pairs) if row in QUERY_AND_KEY else row for row in PRE_NORM_DECODER
     )
 
     def __init__(self, config: ModelConfig, build: BuildContext):

@@ -5,14 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fathom.models.decoder import CausalLM, DecoderAttention, GatedMLP, PreNormLayer
-from fathom.models.weight_names import (
-    EMBEDDING_AND_HEAD,
-    GATED_MLP,
-    PRE_NORMS,
-    QK_NORMS,
-    QUERY_AND_KEY,
-    VALUE_AND_OUTPUT,
-)
+from fathom.models.weight_names import PRE_NORM_DECODER, QK_NORMS
 
 if TYPE_CHECKING:
     from fathom.layers.build import BuildContext
@@ -20,14 +13,7 @@ if TYPE_CHECKING:
 
 
 class Qwen3ForCausalLM(CausalLM):
-    weight_names = (
-        *EMBEDDING_AND_HEAD,
-        *PRE_NORMS,
-        *QUERY_AND_KEY,
-        *QK_NORMS,
-        *VALUE_AND_OUTPUT,
-        *GATED_MLP,
-    )
+    weight_names = (*PRE_NORM_DECODER, *QK_NORMS)
 
     def __init__(self, config: ModelConfig, build: BuildContext):
         def layer(index: int) -> PreNormLayer:

@@ -100,3 +100,5 @@ GATED_MLP = (
     *projection("mlp.up_proj", "ffn_up", "mlp.gate_up", "up"),
     *projection("mlp.down_proj", "ffn_down", "mlp.down"),
 )
+PRE_NORM_DECODER = (*EMBEDDING_AND_HEAD, *PRE_NORMS, *QUERY_AND_KEY, *VALUE_AND_OUTPUT, *GATED_MLP)
+"""All that a plain decoder has (CausalLM, of PreNormLayers)."""

@@ -3,17 +3,15 @@
 A decode step reads every weight once, so it touches every page once: with pages of 4 KiB a table walk for each 4 KiB of
 weights, and a prefetcher that stops at each page's end. So large matrices are made by `empty`, in mappings of
 their own, and small ones are moved together by `HugePages` once they are complete, since a page must be filled to be
-worth having. The kernel is only asked (Linux's transparent huge pages; it gives them where
-/sys/kernel/mm/transparent_hugepage/enabled says madvise or always).
+worth having.
 """
 
 from __future__ import annotations
 
-import mmap
-
 import torch
 
-PAGE = 1 << 21
+from fathom.pages import map_huge_pages
+
 MAPPING = 1 << 24  # what is not touched of it takes no memory
 ALIGNMENT = 64  # bytes: a cache line
 
@@ -45,14 +43,6 @@ class HugePages:
         return place.view(tensor.dtype).view(tensor.shape).copy_(tensor)
 
 
-def _map(size: int) -> torch.Tensor | None:
-    """uint8 [at least size], from the start of a page on; None on a system that has no such pages."""
-    if not hasattr(mmap, "MADV_HUGEPAGE"):
-        return None
-    try:
-        mapping = mmap.mmap(-1, size + PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        mapping.madvise(mmap.MADV_HUGEPAGE)
-    except OSError:  # a kernel without them, or a limit on mappings
-        return None
-    memory = torch.frombuffer(mapping, dtype=torch.uint8)  # keeps the mapping
-    return memory[-memory.data_ptr() % PAGE :]
+def _map(nbytes: int) -> torch.Tensor | None:
+    memory = map_huge_pages(nbytes)
+    return None if memory is None else torch.from_numpy(memory)

@@ -16,10 +16,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from fathom.errors import CheckpointError
+from fathom.pages import drop_pages
 from fathom.quant.ggml import FLOAT_DTYPES, dequantize
 from fathom.quant.ggml_types import GGMLType
 from fathom.weights.gguf import GGUFFile
-from fathom.weights.pages import drop_pages
 from fathom.weights.resolve import ResolvedModel
 
 if TYPE_CHECKING:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import TYPE_CHECKING
 
@@ -18,8 +19,6 @@ def page_in(model: ResolvedModel) -> None:
         return
     paths = model.path.glob("*.safetensors") if model.path.is_dir() else [model.path]
     for path in paths:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_WILLNEED)
-        finally:
-            os.close(descriptor)
+        # What cannot be read, such as a link of an unfinished download, is for who loads it to tell, if anybody does.
+        with contextlib.suppress(OSError), path.open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import mmap
 import os
 import time
 from abc import ABC, abstractmethod
@@ -19,17 +18,14 @@ from fathom.dist.place import ONLY, Place
 from fathom.errors import ConfigError
 from fathom.hardware import detect_hardware, parse_cores
 from fathom.kernels import native
+from fathom.pages import map_huge_pages, provide_pages
 from fathom.worker.graph_capture import GraphCapture, TorchGraphCapture
 from fathom.worker.memory import GIB, MemoryUse
-from fathom.worker.pages import provide_pages
 
 logger = logging.getLogger(__name__)
 
 CPU_KV_MEMORY_SHARE = 0.4
 """Share of the memory that is available once the weights are loaded that the KV cache may take on a CPU."""
-
-
-HUGE_PAGE_BYTES = 2 * 2**20
 
 
 class Mark(Protocol):
@@ -163,13 +159,10 @@ class CPUDevice(Device):
         of every step, more than the processor's page table caches hold in small ones.
         """
         size = num_blocks * block_bytes
-        memory = mmap.mmap(-1, size + HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            with contextlib.suppress(OSError):  # a kernel without them
-                memory.madvise(mmap.MADV_HUGEPAGE)
-        pages = torch.frombuffer(memory, dtype=torch.uint8)
-        start = -pages.data_ptr() % HUGE_PAGE_BYTES
-        return pages[start : start + size].view(num_blocks, block_bytes)
+        memory = map_huge_pages(size)
+        if memory is None:
+            return super().empty_blocks(num_blocks, block_bytes)
+        return torch.from_numpy(memory[:size]).view(num_blocks, block_bytes)
 
     def provide(self, blocks: torch.Tensor) -> bool:
         return provide_pages(blocks.data_ptr(), blocks.nbytes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import tempfile
 import time
@@ -13,7 +14,9 @@ import psutil
 import pytest
 
 from fathom import LLM, SamplingParams
-from fathom.errors import CheckpointError, EngineDeadError, ValidationError
+from fathom.config import ParallelOptions
+from fathom.errors import CheckpointError, ConfigError, EngineDeadError, ValidationError
+from fathom.executor.workers import end_workers, start_workers
 from tests.client.processes import Script, comes_true, is_gone, title_of
 from tests.executor import faults
 
@@ -35,8 +38,8 @@ def llm(tiny: Callable[[str], Path], fault_folder: Path) -> Iterator[LLM]:
         yield llm
 
 
-def start(folder: Path) -> LLM:
-    return LLM(str(folder), tensor_parallel_size=2, num_threads=2, max_num_seqs=64, show_progress=False)
+def start(folder: Path, **options: bool) -> LLM:
+    return LLM(str(folder), tensor_parallel_size=2, num_threads=2, max_num_seqs=64, show_progress=False, **options)
 
 
 def workers_of(pid: int) -> dict[str, psutil.Process]:
@@ -85,6 +88,23 @@ def test_a_worker_s_end_is_the_engine_s_and_is_told(llm: LLM, fault_folder: Path
     check_nothing_is_left(llm, workers)
 
 
+def test_a_worker_s_stack_is_told_as_often_as_it_is_asked_for() -> None:
+    workers = start_workers(ParallelOptions(tensor_parallel_size=2)).processes
+    try:
+        asked = workers[1]
+        assert comes_true(lambda: catches(asked.process.pid, signal.SIGUSR1))
+        for _ in range(2):
+            assert comes_true(lambda: asked.ask_for_stack().startswith("Stack (most recent call first):"))
+    finally:
+        end_workers(os.getpid(), workers)
+
+
+def catches(pid: int, number: int) -> bool:
+    """Whether a process has a handler for a signal, which would end it otherwise."""
+    (caught,) = re.findall(r"^SigCgt:\s+(\w+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return bool(int(caught, 16) >> number - 1 & 1)
+
+
 def test_a_worker_s_end_is_noticed_while_nothing_is_asked_of_it(tiny: Callable[[str], Path]) -> None:
     others = psutil.Process().children()  # of tests before this one
     with start(tiny("llama-gqa")) as llm:
@@ -121,6 +141,18 @@ def test_a_model_that_cannot_be_loaded_is_refused_as_by_one_worker(tiny: Callabl
     with pytest.raises(CheckpointError, match="truncated or corrupt"):
         start(tmp_path)
     assert comes_true(lambda: not workers_of(os.getpid()))
+
+
+def test_workers_of_an_engine_in_this_process_end_if_the_rest_of_it_cannot_be_made(
+    tiny: Callable[[str], Path], tmp_path: Path
+) -> None:
+    for file in tiny("llama-gqa").iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "generation_config.json").write_text('{"temperature": -1.0}')
+    with pytest.raises(ConfigError, match="a default that cannot be") as caught:
+        start(tmp_path, multiprocess=False)
+    assert comes_true(lambda: not workers_of(os.getpid()))
+    assert caught.tb is not None  # which keeps the engine, as a notebook does
 
 
 GENERATE = """

@@ -130,18 +130,18 @@ def test_choosing_and_scoring_at_once_gives_the_same_bits(vocab_size: int) -> No
     rows, is_random = np.arange(len(logits))[::-1].copy(), np.arange(len(logits)) % 3 == 1
     chosen = within_vocab(chosen.of(rows - 1), logits[0])
     uniforms = np.random.default_rng(1).random(is_random.sum()).tolist()
-    for kernel, scores_kernel in ((sampling, logprobs), (sampling_ref, logprobs_ref)):
-        choice = kernel.Choice(rows, is_random, chosen, vocab_size)
-        expected = choice.choose(logits, uniforms)
-        assert expected.count(NO_TOKEN) == 1
-        for scored, k, normalised in (([0, 1, 4, 7], 4, True), ([1, 2], 5, False), ([2, 3, 6], 0, True)):
-            picked = np.array(scored)
-            token_ids, found = choice.choose_and_score(logits, uniforms, picked, k, normalised)
-            assert token_ids == expected
-            targets = torch.tensor(expected)[picked].clamp(min=0)
-            alone = scores_kernel.token_logprobs(logits, rows[picked], targets, k, normalised).arrays()
-            for name in ("token_ids", "logprobs", "ranks"):
-                assert getattr(found, name).tobytes() == getattr(alone, name).tobytes()
+    choice = sampling.Choice(rows, is_random, chosen, vocab_size)
+    expected = choice.choose(logits, uniforms)
+    assert expected.count(NO_TOKEN) == 1
+    assert expected == sampling_ref.Choice(rows, is_random, chosen, vocab_size).launch(logits, uniforms).tolist()
+    for scored, k, normalised in (([0, 1, 4, 7], 4, True), ([1, 2], 5, False), ([2, 3, 6], 0, True)):
+        picked = np.array(scored)
+        token_ids, found = choice.choose_and_score(logits, uniforms, picked, k, normalised)
+        assert token_ids == expected
+        targets = torch.tensor(expected)[picked].clamp(min=0)
+        alone = logprobs.token_logprobs(logits, rows[picked], targets, k, normalised).arrays()
+        for name in ("token_ids", "logprobs", "ranks"):
+            assert getattr(found, name).tobytes() == getattr(alone, name).tobytes()
 
 
 @settings(max_examples=50, deadline=None)

@@ -94,12 +94,7 @@ def test_tokens_are_those_of_plain_torch(vocab_size: int) -> None:
     is_random = np.arange(len(rows)) % 3 > 0
     choice = sampling.Choice(rows, is_random, neutral, vocab_size)
     chosen = np.where(is_random, tokens, best)
-    assert choice.choose(logits, uniforms[is_random].tolist()) == chosen.tolist()
-    scored = np.array([0, 2, 3])
-    token_ids, scores = choice.choose_and_score(logits, uniforms[is_random].tolist(), scored, 1, True)
-    assert token_ids == chosen.tolist()
-    alone = logprobs.token_logprobs(logits, rows[scored], torch.from_numpy(chosen[scored]), 1, True)
-    np.testing.assert_array_equal(scores.packed, alone.arrays().packed)
+    assert choice.launch(logits, uniforms[is_random].tolist()).tolist() == chosen.tolist()
 
 
 def test_tokens_do_not_depend_on_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:

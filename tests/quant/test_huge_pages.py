@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fathom.quant.huge_pages import ALIGNMENT, MAPPING, PAGE, HugePages, empty
+from fathom.pages import HUGE_PAGE
+from fathom.quant.huge_pages import ALIGNMENT, MAPPING, HugePages, empty
 
 
 def some(*shape: int, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
@@ -38,10 +39,10 @@ def test_a_large_tensor_has_its_own() -> None:
 def test_small_tensors_share_pages_that_were_asked_for() -> None:
     memory = HugePages()
     first, second = (memory.take(some(1000)) for _ in range(2))
-    assert first.data_ptr() % PAGE == 0
+    assert first.data_ptr() % HUGE_PAGE == 0
     assert second.data_ptr() == first.data_ptr() + 1024
     large = empty((MAPPING,), torch.uint8)
-    assert large.data_ptr() % PAGE == 0
+    assert large.data_ptr() % HUGE_PAGE == 0
     for tensor in (first, large):
         assert "hg" in flags_of(tensor.data_ptr())
     kept = first.clone()

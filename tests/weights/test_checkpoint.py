@@ -18,6 +18,7 @@ from fathom.errors import CheckpointError
 from fathom.quant.ggml_types import GGMLType
 from fathom.weights.checkpoint import Checkpoint, GGUFCheckpoint, open_checkpoint
 from fathom.weights.dummy import fill_with_random
+from fathom.weights.page_in import page_in
 from fathom.weights.resolve import ResolvedModel
 from tests.weights.gguf_files import small_model
 
@@ -161,6 +162,15 @@ def test_a_damaged_index_is_refused_by_name(tmp_path: Path, kind: str) -> None:
     with pytest.raises(CheckpointError, match=message) as caught:
         opened(tmp_path)
     assert str(path) in str(caught.value)
+
+
+def test_reading_ahead_leaves_it_to_loading_to_say_that_a_shard_is_not_there(tmp_path: Path) -> None:
+    sharded(tmp_path)
+    (tmp_path / SHARDS[1]).unlink()
+    (tmp_path / SHARDS[1]).symlink_to(tmp_path / "of a download that broke off")
+    page_in(ResolvedModel(tmp_path, "safetensors", "tiny"))
+    with pytest.raises(CheckpointError, match=rf"names the shard {SHARDS[1]}, which does not exist"):
+        opened(tmp_path)
 
 
 def test_a_tensor_in_two_shards_is_refused(tmp_path: Path) -> None:

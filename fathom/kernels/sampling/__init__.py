@@ -6,6 +6,7 @@
 
     choice = make_choice(rows, is_random, settings, vocab_size, device)    for as long as rows and settings stay:
     choice.launch(logits, uniforms) -> [n] int64, where the logits are     drawn where is_random holds, else the best
+    and, of an EagerChoice, as the native kernels have it,
     choice.choose(logits, uniforms) -> the same, as a list
     choice.choose_and_score(logits, uniforms, scored, k, normalised) -> the list, and a LogprobsArrays
 
@@ -15,7 +16,7 @@
                   gets a list of them, for the random rows
         scored    [m] int64, ascending, which of the n chosen tokens are scored, as by kernels/token_logprobs
 
-On a GPU all but choose and choose_and_score return before the work is done.
+On a GPU all of them return before the work is done.
 
 The settings act in this order:
 
@@ -32,7 +33,7 @@ its logits, settings and number alone; drawing from what truncate has left, with
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -41,13 +42,18 @@ from fathom.kernels.choice import implementation, implementation_on
 from fathom.kernels.sampling.settings import NO_TOKEN, DrawSettings
 from fathom.step import LogprobsArrays
 
-__all__ = ["NO_TOKEN", "Choice", "DrawSettings", "best_tokens", "draw_tokens", "make_choice", "truncate"]
+__all__ = ["NO_TOKEN", "Choice", "DrawSettings", "EagerChoice", "best_tokens", "draw_tokens", "make_choice", "truncate"]
 
 
 class Choice(Protocol):
     """How the tokens of some rows are chosen."""
 
     def launch(self, logits: torch.Tensor, uniforms: list[float]) -> torch.Tensor: ...
+
+
+@runtime_checkable
+class EagerChoice(Choice, Protocol):
+    """One that has its tokens on the host at once, and a row's scores while the row's logits are near."""
 
     def choose(self, logits: torch.Tensor, uniforms: list[float]) -> list[int]: ...
 

@@ -14,8 +14,6 @@ import torch
 
 from fathom.kernels.sampling.settings import NO_TOKEN, DrawSettings
 from fathom.kernels.slices import row_slices
-from fathom.kernels.token_logprobs.ref import token_logprobs
-from fathom.step import LogprobsArrays
 
 _HEAD_SIZES = (256, 4096)
 
@@ -65,19 +63,6 @@ class Choice:
             drawn = draw_tokens(logits, self._rows[self._drawn], self._settings, np.array(uniforms))
             token_ids[torch.from_numpy(self._drawn).to(logits.device)] = drawn
         return token_ids
-
-    def choose(self, logits: torch.Tensor, uniforms: list[float]) -> list[int]:
-        """A token for each row."""
-        return self.launch(logits, uniforms).tolist()
-
-    def choose_and_score(
-        self, logits: torch.Tensor, uniforms: list[float], scored: np.ndarray, k: int, normalised: bool
-    ) -> tuple[list[int], LogprobsArrays]:
-        """A token for each row, and the scores of some of them."""
-        token_ids = self.launch(logits, uniforms)
-        targets = token_ids[torch.from_numpy(scored).to(logits.device)].clamp(min=0)
-        scores = token_logprobs(logits, self._rows[scored], targets, k, normalised)
-        return token_ids.tolist(), scores.arrays()
 
 
 def _truncated(logits: torch.Tensor, settings: DrawSettings) -> torch.Tensor:

@@ -38,8 +38,6 @@ from fathom.kernels.row_search import (
     token_of,
 )
 from fathom.kernels.sampling.settings import NO_TOKEN, DrawSettings
-from fathom.kernels.token_logprobs.triton import token_logprobs
-from fathom.step import LogprobsArrays
 
 NONE = tl.constexpr(NO_TOKEN)
 
@@ -59,7 +57,6 @@ class Choice:
 
     def __init__(self, rows: np.ndarray, is_random: np.ndarray, settings: DrawSettings, vocab_size: int) -> None:
         best, drawn = np.flatnonzero(~is_random), np.flatnonzero(is_random)
-        self._rows = rows
         self._best, self._drawn, self._settings = rows[best], rows[drawn], settings.of(drawn)
         self._places = np.concatenate([best, drawn]).argsort()
 
@@ -72,19 +69,6 @@ class Choice:
             return drawn
         tokens = torch.cat([best_tokens(logits, self._best), drawn])
         return tokens[to_device(self._places, logits.device)]
-
-    def choose(self, logits: torch.Tensor, uniforms: list[float]) -> list[int]:
-        """A token for each row; the host waits for the device once."""
-        return self.launch(logits, uniforms).tolist()
-
-    def choose_and_score(
-        self, logits: torch.Tensor, uniforms: list[float], scored: np.ndarray, k: int, normalised: bool
-    ) -> tuple[list[int], LogprobsArrays]:
-        """A token for each row, and the scores of some of them."""
-        token_ids = self.launch(logits, uniforms)
-        targets = token_ids[torch.from_numpy(scored).to(logits.device)].clamp(min=0)
-        scores = token_logprobs(logits, self._rows[scored], targets, k, normalised)
-        return token_ids.tolist(), scores.arrays()
 
 
 def best_tokens(logits: torch.Tensor, rows: np.ndarray) -> torch.Tensor:

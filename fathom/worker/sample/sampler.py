@@ -32,7 +32,7 @@ import numpy as np
 import torch
 
 from fathom.kernels.gpu import to_device
-from fathom.kernels.sampling import NO_TOKEN, Choice, DrawSettings, best_tokens, make_choice, truncate
+from fathom.kernels.sampling import NO_TOKEN, Choice, DrawSettings, EagerChoice, best_tokens, make_choice, truncate
 from fathom.kernels.token_logprobs import TokenScores, token_logprobs
 from fathom.sampling_params import SamplingParams
 from fathom.worker.sample.allowed_token_ids import AllowedTokenIds
@@ -135,13 +135,14 @@ class Sampler:
         if wishes is None or wishes.given is not rows:
             wishes = self._wishes = self._wishes_of(rows)
         numbers = uniforms(wishes.drawn) if wishes.drawn else []
-        if wishes.plain and wishes.scored is None:  # as in most steps, which the stages' bookkeeping would make longer
-            token_ids = wishes.choice.choose(logits, numbers)
+        eager, scored = wishes.eager, wishes.scored
+        if eager is not None and scored is None:  # as in most steps, which the stages' bookkeeping would make longer
+            token_ids = eager.choose(logits, numbers)
             if NO_TOKEN not in token_ids:
                 return SamplerOutput(token_ids, None, [], {})
-        elif wishes.plain and wishes.scored is not None and not self._scores_processed:
-            token_ids, scores = wishes.choice.choose_and_score(
-                logits, numbers, wishes.scored, wishes.num_scores, self._scores_normalised
+        elif eager is not None and scored is not None and not self._scores_processed:
+            token_ids, scores = eager.choose_and_score(
+                logits, numbers, scored, wishes.num_scores, self._scores_normalised
             )
             if NO_TOKEN not in token_ids:
                 return SamplerOutput(token_ids, scores, wishes.scored_rows, {})
@@ -200,6 +201,8 @@ class Sampler:
         is_random, settings = self._truncation.is_random[rows], self._truncation.settings.of(rows)
         scored = np.flatnonzero(self._row_num_logprobs[rows] != _NO_LOGPROBS)
         places = np.arange(len(rows))
+        choice = self._make_choice(places, is_random, settings)
+        plain = not any(stage.in_use for stage in (*self._before_argmax, *self._before_top_k))
         return _Wishes(
             given=given,
             rows=rows,
@@ -210,8 +213,9 @@ class Sampler:
             scored_rows=rows[scored].tolist(),
             num_scores=int(self._row_num_logprobs[rows[scored]].max(initial=0)),
             settings=settings,
-            choice=self._make_choice(places, is_random, settings),
-            plain=not any(stage.in_use for stage in (*self._before_argmax, *self._before_top_k)),
+            choice=choice,
+            plain=plain,
+            eager=choice if plain and isinstance(choice, EagerChoice) else None,
         )
 
     def _make_choice(self, places: np.ndarray, is_random: np.ndarray, settings: DrawSettings) -> Choice:
@@ -261,7 +265,8 @@ class _Wishes:
     given: the rows as the caller gave them; rows: [n], the same. places: [n], their rows in the logits.
     is_random: [n] bool; drawn: the rows where it holds. scored: [m], which of the n want logprobs; None for none.
     scored_rows: those rows of the batch; num_scores: the most best tokens that one of them wants.
-    settings: of all of them. choice: of their tokens. plain: nothing stands before the choice.
+    settings: of all of them. choice: of their tokens. plain: nothing stands before the choice. eager: the choice, if it
+    is plain and chooses at once.
     """
 
     given: Sequence[int]
@@ -275,6 +280,7 @@ class _Wishes:
     settings: DrawSettings
     choice: Choice
     plain: bool
+    eager: EagerChoice | None
 
 
 @dataclass(frozen=True, slots=True)

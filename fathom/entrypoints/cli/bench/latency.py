@@ -9,7 +9,7 @@ from typing import Any
 from fathom.entrypoints.cli.bench.measure import Bench, Run, open_bench, seed_of
 from fathom.entrypoints.cli.bench.report import Report, add_common_flags, describe_engine, publish
 from fathom.entrypoints.cli.bench.roofline import Roofline, measure_roofline
-from fathom.entrypoints.cli.bench.workload import Workload, add_workload_flags, at_least, make_workload
+from fathom.entrypoints.cli.bench.workload import Workload, add_workload_flags, at_least
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,16 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Measure each length in turn; the cache is empty at the start of every run."""
     with open_bench(options) as bench:
-        workloads = [
-            make_workload(
-                1,
-                input_len,
-                options.output_len,
-                vocab_size=bench.engine.model_config.vocab_size,
-                seed=seed_of(options),
-            ).check_fits(bench.engine.config.model.max_model_len or 0)
-            for input_len in options.input_len
-        ]
+        workloads = [bench.make_workload(1, input_len, options.output_len) for input_len in options.input_len]
         bench.expect(len(workloads) * (options.num_iters_warmup + options.num_iters))
         runs = [_measure(bench, workload, options) for workload in workloads]
         roofline = measure_roofline(bench.engine)

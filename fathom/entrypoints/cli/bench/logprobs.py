@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from fathom.entrypoints.cli.bench.measure import GREEDY, Bench, open_bench, seed_of
+from fathom.entrypoints.cli.bench.measure import GREEDY, Bench, open_bench
 from fathom.entrypoints.cli.bench.report import Report, add_common_flags, describe_engine, publish
-from fathom.entrypoints.cli.bench.workload import Workload, add_workload_flags, at_least, make_workload
+from fathom.entrypoints.cli.bench.workload import Workload, add_workload_flags, at_least
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,13 +31,7 @@ def run(options: argparse.Namespace) -> int:
     """The settings take turns, so that all see the same machine; a ratio is that of one round."""
     settings = [None, *options.logprobs]
     with open_bench(options, max_logprobs=max(options.logprobs)) as bench:
-        workload = make_workload(
-            options.num_prompts,
-            options.input_len,
-            options.output_len,
-            vocab_size=bench.engine.model_config.vocab_size,
-            seed=seed_of(options),
-        ).check_fits(bench.engine.config.model.max_model_len or 0)
+        workload = bench.make_workload(options.num_prompts, options.input_len, options.output_len)
         bench.expect(options.num_prompts * len(settings) * (options.num_iters + 1))
         _round(bench, workload, settings)  # warm-up
         rounds = [_round(bench, workload, settings) for _ in range(options.num_iters)]

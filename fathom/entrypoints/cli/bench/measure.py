@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from tqdm import tqdm
 
-from fathom.entrypoints.cli.bench.workload import Workload
+from fathom.entrypoints.cli.bench.workload import Workload, make_workload
 from fathom.entrypoints.cli.engine_flags import config_from_flags
 from fathom.errors import RequestFailedError
 from fathom.frontend.engine import LLMEngine
@@ -53,6 +53,14 @@ class Bench:
         self.engine = engine
         self._bar = bar
         self._numbers = count()
+
+    def make_workload(self, num_prompts: int, input_len: int, output_len: int, **more: Any) -> Workload:
+        """As workload.make_workload, by the engine's seed, of tokens that its model has and that its context holds."""
+        model, vocab_size = self.engine.config.model, self.engine.model_config.vocab_size
+        workload = make_workload(
+            num_prompts, input_len, output_len, vocab_size=vocab_size, seed=model.seed or 0, **more
+        )
+        return workload.check_fits(model.max_model_len or 0)
 
     def expect(self, num_requests: int) -> None:
         """Tell the bar how many requests will come."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from fathom.entrypoints.cli.bench.measure import Run, open_bench, seed_of
+from fathom.entrypoints.cli.bench.measure import Run, open_bench
 from fathom.entrypoints.cli.bench.report import Report, add_common_flags, describe_engine, publish
-from fathom.entrypoints.cli.bench.workload import Workload, add_workload_flags, at_least, make_workload
+from fathom.entrypoints.cli.bench.workload import Workload, add_workload_flags, at_least
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,13 +28,11 @@ def run(options: argparse.Namespace) -> int:
     earlier request. shared: cache empty, all submitted at once. not shared: each with a cache salt of its own.
     """
     with open_bench(options, enable_prefix_caching=True) as bench:
-        vocab_size, seed = bench.engine.model_config.vocab_size, seed_of(options)
-        shape = (options.num_prompts, options.input_len, options.output_len)
-        workload = make_workload(*shape, vocab_size=vocab_size, seed=seed, prefix_len=options.prefix_len)
-        workload.check_fits(bench.engine.config.model.max_model_len or 0)
+        shape = options.num_prompts, options.input_len, options.output_len
+        workload = bench.make_workload(*shape, prefix_len=options.prefix_len)
         alone = Workload([workload.prompts[0][: options.prefix_len]], [1], {})
         bench.expect(3 * options.num_prompts + 3)
-        bench.run(make_workload(1, 16, 2, vocab_size=vocab_size))  # warm-up
+        bench.run(bench.make_workload(1, 16, 2))  # warm-up
         runs = {
             "prefix alone": bench.run(alone),
             "cached before": bench.run(workload, keep_cache=True),

@@ -6,10 +6,10 @@ import argparse
 import statistics
 from typing import Any
 
-from fathom.entrypoints.cli.bench.measure import Run, open_bench, seed_of
+from fathom.entrypoints.cli.bench.measure import Run, open_bench
 from fathom.entrypoints.cli.bench.report import Report, add_common_flags, describe_engine, publish
 from fathom.entrypoints.cli.bench.roofline import Roofline, measure_roofline
-from fathom.entrypoints.cli.bench.workload import Workload, add_workload_flags, at_least, make_workload, ratio
+from fathom.entrypoints.cli.bench.workload import Workload, add_workload_flags, at_least, ratio
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,16 +35,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the same requests at each concurrency, with an empty cache at the start."""
     with open_bench(options) as bench:
-        workload = make_workload(
-            options.num_prompts,
-            options.input_len,
-            options.output_len,
-            vocab_size=bench.engine.model_config.vocab_size,
-            seed=seed_of(options),
-            range_ratio=options.random_range_ratio,
-        ).check_fits(bench.engine.config.model.max_model_len or 0)
+        shape = options.num_prompts, options.input_len, options.output_len
+        workload = bench.make_workload(*shape, range_ratio=options.random_range_ratio)
         bench.expect(options.num_prompts * len(options.max_concurrency) + 1)
-        bench.run(make_workload(1, 16, 2, vocab_size=bench.engine.model_config.vocab_size))  # warm-up
+        bench.run(bench.make_workload(1, 16, 2))  # warm-up
         runs = [bench.run(workload, concurrency=concurrency) for concurrency in options.max_concurrency]
         roofline = measure_roofline(bench.engine)
         report = Report(

@@ -17,6 +17,7 @@ from fathom.entrypoints.server.assembly.common import (
     Explainer,
     UsageCounter,
     call_id,
+    parts_by_answer,
     prompt_logprobs_field,
 )
 from fathom.entrypoints.server.assembly.logprobs import TokenNames, chat_logprobs
@@ -190,10 +191,7 @@ def _is_json(text: str) -> bool:
 def fold_chat(chunks: Iterable[ChatChunk]) -> ChatCompletion:
     """The whole answer of which these are the chunks; the last one holds the usage."""
     chunks = list(chunks)
-    pieces: dict[int, list[ChunkChoice]] = {}
-    for chunk in chunks:
-        for choice in chunk.choices:
-            pieces.setdefault(choice.index, []).append(choice)
+    answers = parts_by_answer(choice for chunk in chunks for choice in chunk.choices)
     first, last = chunks[0], chunks[-1]
     assert last.usage is not None
     assert last.usage is not UNSET
@@ -201,7 +199,7 @@ def fold_chat(chunks: Iterable[ChatChunk]) -> ChatCompletion:
         id=last.id,
         created=last.created,
         model=last.model,
-        choices=[_fold_choice(pieces[index]) for index in sorted(pieces)],
+        choices=[_fold_choice(parts) for parts in answers],
         usage=last.usage,
         system_fingerprint=last.system_fingerprint,
         prompt_token_ids=first.prompt_token_ids,

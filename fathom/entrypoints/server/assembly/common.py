@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import string
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from itertools import groupby
+from operator import attrgetter
+from typing import Any, Protocol, TypeVar
 
 from msgspec import UNSET, UnsetType
 
@@ -45,6 +48,21 @@ def call_id(envelope: Envelope, choice: int, call: int) -> str:
     text = f"{envelope.id} {envelope.created} {choice} {call}"
     number = int.from_bytes(hashlib.sha256(text.encode()).digest())
     return "".join([_DIGITS[number // 36**place % 36] for place in range(9)])
+
+
+class Part(Protocol):
+    """A choice of a chunk. index: of the answer that it is a part of."""
+
+    index: int
+
+
+P = TypeVar("P", bound=Part)
+
+
+def parts_by_answer(parts: Iterable[P]) -> list[list[P]]:
+    """The parts of each answer, as they came, in the order of the answers' indices."""
+    index_of = attrgetter("index")
+    return [list(found) for _, found in groupby(sorted(parts, key=index_of), index_of)]
 
 
 class UsageCounter:

@@ -8,7 +8,13 @@ from functools import partial
 
 from msgspec import UNSET
 
-from fathom.entrypoints.server.assembly.common import Envelope, Explainer, UsageCounter, prompt_logprobs_field
+from fathom.entrypoints.server.assembly.common import (
+    Envelope,
+    Explainer,
+    UsageCounter,
+    parts_by_answer,
+    prompt_logprobs_field,
+)
 from fathom.entrypoints.server.assembly.logprobs import TextOffsets, TokenNames, completion_logprobs
 from fathom.entrypoints.server.protocol.completion import Completion, CompletionChoice, CompletionLogprobs
 from fathom.outputs import CompletionOutput, RequestOutput
@@ -74,9 +80,7 @@ class CompletionAssembler:
 
     def end(self) -> list[Completion]:
         """The chunk with the usage, if one is wanted."""
-        if not self._envelope.include_usage:
-            return []
-        return [self._chunk(None)]
+        return [self._chunk(None)] if self._envelope.include_usage else []
 
     def _chunk(self, choice: CompletionChoice | None) -> Completion:
         envelope = self._envelope
@@ -150,16 +154,13 @@ def join_logprobs(parts: Iterable[CompletionLogprobs]) -> CompletionLogprobs:
 def fold_completion(chunks: Iterable[Completion]) -> Completion:
     """The whole answer of which these are the chunks; the last one holds the usage."""
     chunks = list(chunks)
-    pieces: dict[int, list[CompletionChoice]] = {}
-    for chunk in chunks:
-        for choice in chunk.choices:
-            pieces.setdefault(choice.index, []).append(choice)
+    answers = parts_by_answer(choice for chunk in chunks for choice in chunk.choices)
     last = chunks[-1]
     return Completion(
         id=last.id,
         created=last.created,
         model=last.model,
-        choices=[_fold_choice(pieces[index]) for index in sorted(pieces)],
+        choices=[_fold_choice(parts) for parts in answers],
         usage=last.usage,
         system_fingerprint=last.system_fingerprint,
     )
