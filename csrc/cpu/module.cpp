@@ -39,7 +39,7 @@ void def_kernel(nb::module_& module, const char* name, void (*kernel)(Args...)) 
   module.def(name, [kernel](Args... args) {
     const nb::gil_scoped_release released;
     kernel(args...);
-    if (fathom::recording() != nullptr) fathom::recording()->add([kernel, args...] { kernel(args...); });
+    if (fathom::recording() != nullptr) fathom::recording()->add(kernel, args...);
   });
 }
 
@@ -230,9 +230,15 @@ NB_MODULE(_cpu, module) {
   module.def("set_num_threads", fathom::set_num_threads, "num_threads"_a, "cores"_a = std::vector<int>(), Released());
   module.def("num_threads", [] { return fathom::pool().num_threads(); });
   nb::class_<fathom::Graph>(module, "Graph", "Kernel calls of one thread, in order.")
-      .def("replay", &fathom::Graph::replay, Released())
+      .def("generalise", &fathom::Graph::generalise)
+      .def("replay", &fathom::Graph::replay, "num_tokens"_a, "num_requests"_a, Released())
       .def("__len__", &fathom::Graph::size);
-  module.def("start_recording", [] { fathom::recording() = std::make_unique<fathom::Graph>(); });
+  module.def(
+      "start_recording",
+      [](int64_t num_tokens, int64_t num_requests) {
+        fathom::recording() = std::make_unique<fathom::Graph>(fathom::StepSize{num_tokens, num_requests});
+      },
+      "num_tokens"_a, "num_requests"_a);
   module.def("stop_recording", [] { return std::move(fathom::recording()); });
   nb::class_<fathom::StepRows>(module, "StepRows", "What the host does to a step's rows.")
       .def("flatten", &fathom::StepRows::flatten)

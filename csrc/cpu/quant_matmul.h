@@ -196,11 +196,14 @@ inline void matmul_format(const PackedArgs& args) {
   Activations& activations = activations_scratch();
   quantise<Format::kGroup>(activations, args.input, args.num_tokens, columns, Format::kStartFactor);
   const int64_t num_panels = (args.matrix.rows + kPanel - 1) / kPanel;
+  const int64_t at_once = args.num_tokens >= kManyTokens ? kManyPanels : 1;  // runs do not cut a tile's panels
+  const int64_t num_units = (num_panels + at_once - 1) / at_once;
   const int64_t num_blocks = (args.num_tokens + kBlockTokens - 1) / kBlockTokens;
-  const int64_t runs = num_runs(num_panels, num_blocks, columns, std::min(args.num_tokens, kBlockTokens));
+  const int64_t runs = num_runs(num_units, num_blocks, at_once * columns, std::min(args.num_tokens, kBlockTokens));
   pool().run(runs * num_blocks, [&](int64_t part) {
     const int64_t run = part % runs, first_token = part / runs * kBlockTokens;
-    matmul_block<Format>(args, activations, num_panels * run / runs, num_panels * (run + 1) / runs, first_token,
+    const int64_t end_panel = std::min(num_panels, num_units * (run + 1) / runs * at_once);
+    matmul_block<Format>(args, activations, num_units * run / runs * at_once, end_panel, first_token,
                          std::min(args.num_tokens, first_token + kBlockTokens));
   });
 }

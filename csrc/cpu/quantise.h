@@ -85,51 +85,74 @@ inline Bytes pack_quads(const IntVector (&from)[4]) {
 #endif
 }
 
+// Of each lane's four signed bytes, the sum.
+inline IntVector sum_quads(Bytes bytes) {
+#if defined(__AVX512VNNI__)
+  return reinterpret_cast<IntVector>(
+      _mm512_dpbusd_epi32(_mm512_setzero_si512(), _mm512_set1_epi8(1), reinterpret_cast<__m512i>(bytes)));
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+  const __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), reinterpret_cast<__m256i>(bytes));
+  return reinterpret_cast<IntVector>(_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+#else
+  const IntVector lanes = reinterpret_cast<IntVector>(bytes);
+  return (lanes << 24 >> 24) + (lanes << 16 >> 24) + (lanes << 8 >> 24) + (lanes >> 24);
+#endif
+}
+
 // Quantises kCount neighbouring tokens of a tile, 4 or fewer, which start at `first`; the tile's are `size`, starting
-// at `tile`. Four are always computed, with the tokens repeated: their reductions share instructions.
+// at `tile`. Instructions that take four vectors get one of each token, or of fewer tokens several.
 template <int kGroup, int kCount>
 inline void quantise_tokens(Activations& to, const float* input, int64_t tile, int size, int64_t first,
                             int32_t start_factor) {
-  constexpr int kVectors = kGroup / kLanes;
+  constexpr int kVectors = kGroup / kLanes, kTogether = std::min(4 / kCount, kVectors);
   constexpr int32_t kSmallest = 0x04800000;  // 2^-118 as bits
   const int64_t num_groups = to.columns / kGroup;
   int8_t* quads = to.integers.data() + tile * to.columns + (first - tile) * 4;
   const float* rows = input + first * to.columns;
   for (int64_t group = 0; group < num_groups; ++group) {
-    Vector numbers[4][kVectors];
-    IntVector magnitudes[4], sums[4];
+    Vector numbers[kCount][kVectors];
+    IntVector magnitudes[4];
     // Magnitudes compare as integers; so compared, NaN is above everything and reaches the result.
     const auto larger = [](IntVector a, IntVector b) { return a > b ? a : b; };
 #pragma GCC unroll 4
-    for (int token = 0; token < 4; ++token) {
+    for (int token = 0; token < kCount; ++token) {
       magnitudes[token] = broadcast_int(kSmallest);
 #pragma GCC unroll 8
       for (int v = 0; v < kVectors; ++v) {
-        numbers[token][v] = load(rows + token % kCount * to.columns + group * kGroup + v * kLanes);
+        numbers[token][v] = load(rows + token * to.columns + group * kGroup + v * kLanes);
         magnitudes[token] = larger(magnitudes[token], reinterpret_cast<IntVector>(numbers[token][v]) & 0x7fffffff);
       }
-      sums[token] = IntVector{};
     }
+#pragma GCC unroll 4
+    for (int token = kCount; token < 4; ++token) magnitudes[token] = magnitudes[token % kCount];
     const Vector largest = reinterpret_cast<Vector>(reduce_four(magnitudes, larger));
     const Vector steps = largest / 127.0f, inverses = 127.0f / largest;
     const Vector inverse[4] = {repeat_lane<0>(inverses, Lanes()), repeat_lane<1>(inverses, Lanes()),
                                repeat_lane<2>(inverses, Lanes()), repeat_lane<3>(inverses, Lanes())};
+    IntVector sum = {};
 #pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) {
+    for (int v = 0; v < kVectors; v += kTogether) {
       IntVector rounded[4];
 #pragma GCC unroll 4
-      for (int token = 0; token < 4; ++token) {
-        rounded[token] = round_to_int(numbers[token][v] * inverse[token]);
-        sums[token] += rounded[token];
+      for (int number = 0; number < 4; ++number) {
+        const int token = number % kCount, vector = number / kCount;
+        rounded[number] = vector < kTogether ? round_to_int(numbers[token][v + vector] * inverse[token]) : IntVector{};
       }
       const Bytes packed = pack_quads(rounded);
+      sum += sum_quads(packed);
       uint8_t bytes[sizeof packed];
       __builtin_memcpy(bytes, &packed, sizeof packed);
 #pragma GCC unroll 4
-      for (int quad = 0; quad < kLanes / 4; ++quad)
-        __builtin_memcpy(quads + (v * kLanes / 4 + quad) * size * 4, bytes + quad * 16, kCount * 4);
+      for (int vector = 0; vector < kTogether; ++vector)
+#pragma GCC unroll 4
+        for (int quad = 0; quad < kLanes / 4; ++quad)
+          __builtin_memcpy(quads + ((v + vector) * kLanes / 4 + quad) * size * 4,
+                           bytes + quad * 16 + vector * kCount * 4, kCount * 4);
     }
-    const IntVector sum = reduce_four(sums, std::plus<IntVector>());
+    if constexpr (kLanes >= 16) sum += exchange_lanes<8>(sum, Lanes());
+    if constexpr (kLanes >= 8) sum += exchange_lanes<4>(sum, Lanes());
+    if constexpr (kCount <= 2) sum += exchange_lanes<2>(sum, Lanes());
+    if constexpr (kCount == 1) sum += exchange_lanes<1>(sum, Lanes());
     const Vector float_sum = __builtin_convertvector(sum, Vector);
     const IntVector start = sum * start_factor;
     const int64_t index = tile * num_groups + group * size + first - tile;

@@ -50,7 +50,7 @@ class Device(ABC):
     """Whether it does what it is given later, in order, while the host goes on: then nothing is read back before its
     mark is passed, and a step's tokens stay where they are."""
     replays_steps: bool
-    """Whether decode steps can be recorded and replayed (worker/recorded_steps.py)."""
+    """Whether steps can be recorded and replayed (worker/recorded_steps.py)."""
     keys_by_token = False
     """How its kernels want a page's keys to lie (kv_cache_spec)."""
 

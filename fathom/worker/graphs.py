@@ -69,7 +69,7 @@ class CUDAGraphs:
         return bucket is not None and bucket in self._pieces
 
     @torch.inference_mode()
-    def run(self, num_reqs: int, num_tokens: int, step: PreparedStep) -> torch.Tensor:
+    def run(self, num_reqs: int, num_tokens: int, num_complete: int, step: PreparedStep) -> torch.Tensor:
         bucket = self._buckets.choose(num_reqs, num_tokens)
         assert bucket is not None, "a step that is not covered"
         stage = self._model.stage

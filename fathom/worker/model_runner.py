@@ -79,7 +79,7 @@ class ModelRunner:
         sampler: the logits pipeline, or whatever tells of its choices.
         kv_specs: what each layer stores.
         kv_cache: layout of the pool to allocate.
-        use_graphs: record decode steps and replay them (RecordedSteps).
+        use_graphs: replay steps, once `record_steps` is called (RecordedSteps).
         buckets: sizes of steps that are captured as graphs, once `capture_graphs` is called; None for none.
         is_last_stage: whether the model has a head here; else it sends its hidden states on and knows no logits.
         attend_by: the kernel of every layer's attention.
@@ -116,7 +116,8 @@ class ModelRunner:
         self.kv_blocks = device.empty_blocks(kv_cache.num_blocks, kv_cache.layers_per_group * page_bytes)
         self.kv_caches, self.group_of_layer = _kv_caches(self.kv_blocks, kv_specs[0], device, kv_cache)
         self.graphs: CUDAGraphs | None = None
-        self._replay: Replay = RecordedSteps(model, max_num_seqs) if use_graphs else NoReplay()
+        self._recorded = RecordedSteps(model, max_num_seqs, max_num_batched_tokens) if use_graphs else None
+        self._replay: Replay = self._recorded or NoReplay()
         if buckets is not None:
             self._replay = self.graphs = CUDAGraphs(model, device.graph_capture(), buckets)
         self._is_last_stage = is_last_stage
@@ -201,6 +202,12 @@ class ModelRunner:
             hidden = hidden[to_device(last_tokens, hidden.device)]
         return self.model.compute_logits(hidden).to(torch.float32)
 
+    def record_steps(self) -> None:
+        """Record what steps replay, if they are to; on the null block, which nobody reads."""
+        if self._recorded is not None:
+            self._scheduled = ScheduledRows({}, [], 0)
+            self._recorded.record(self)
+
     def capture_graphs(self, buckets: list[Bucket], show_progress: bool = False) -> None:
         """Capture the graphs of these buckets, the largest one first; on the null block, which nobody reads."""
         assert self.graphs is not None
@@ -222,7 +229,7 @@ class ModelRunner:
         """The logits of complete rows: [num_complete, vocab] float32."""
         num_reqs = len(scheduled.rows)
         if self._replay.cover(num_reqs, scheduled.num_tokens, num_complete):
-            return self._replay.run(num_reqs, scheduled.num_tokens, self)
+            return self._replay.run(num_reqs, scheduled.num_tokens, num_complete, self)
         return self._call_model(scheduled)
 
     @torch.inference_mode()

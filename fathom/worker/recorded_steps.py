@@ -1,22 +1,29 @@
-"""RecordedSteps: decode steps on the CPU, recorded once for each number of rows and then replayed by one native call.
+"""RecordedSteps: steps on the CPU, recorded when the engine starts and then replayed by one native call each.
 
-A decode step of n rows always makes the same kernel calls with the same sizes; only what lies in the inputs
-differs. Those are always in the same place (worker/input_buffers.py); the first step of n rows runs with its
-intermediate tensors in memory that stays where it is, too, while the native kernels note down their calls. Every later
-step of n rows is a replay:
+A step always makes the same kernel calls. What differs is what lies in the inputs, and how many tokens and requests
+there are. The inputs are always in the same place (worker/input_buffers.py), and so are a replayed step's intermediate
+tensors (worker/arena.py), of which a small step uses the first rows. That leaves two numbers. To know which arguments
+they are, two made-up steps of different sizes are recorded:
 
-    model(...)     some 300 calls from Python, each a few microseconds of allocating, slicing and checking
-    graph.replay() the same kernels back to back
+    rms_norm(output, input, weight, 2, 576, 1e-5)      of 2 tokens
+    rms_norm(output, input, weight, 4, 576, 1e-5)      of 4 tokens: the fourth argument is the number of tokens
 
-This is right only if nothing but native kernels touches the data, which is watched while recording: a model that
-also runs an operation of torch's is never replayed.
+Then any step is a replay:
+
+    model(...)                              some 300 calls from Python, each of allocating, slicing and checking
+    graph.replay(num_tokens, num_requests)  the same kernels back to back
+
+This is right only if nothing but native kernels touches the data, and the two steps differ in nothing but these
+numbers. Both are watched: a model that also runs an operation of torch's is never replayed.
+
+The head is recorded apart, for decodes, which need the logits of all their tokens. Other steps choose among theirs.
 """
 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -24,72 +31,118 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fathom.kernels import native
 from fathom.models.decoder import CausalLM
 from fathom.worker.arena import Arena, Place
-from fathom.worker.forward_batch import StepInputs
 from fathom.worker.replay import PreparedStep
 
 logger = logging.getLogger(__name__)
 
-MAX_ROWS = 64
-"""Larger steps are long enough for what Python does between kernels not to show."""
+MAX_TOKENS = 1024
+"""Larger steps are long enough for what Python does between kernels not to show, and their tensors are large."""
 
 
-@dataclass(frozen=True, slots=True)
-class _RecordedStep:
-    """A graph, and where it leaves its logits."""
-
-    graph: Any
-    logits: Place
+class _Size(NamedTuple):
+    num_tokens: int
+    num_requests: int
 
 
 class RecordedSteps:
     """The recorded steps of one model runner; a Replay (worker/replay.py).
 
     Args:
-        max_num_seqs: the most rows of a step.
+        max_num_seqs: the most requests of a step.
+        max_num_batched_tokens: the most tokens of a step.
 
-    The tensors of all steps' inputs, KV caches included, must be at the same addresses, whatever the number of rows.
+    The tensors of all steps' inputs, KV caches included, must be at the same addresses, whatever the sizes.
     """
 
-    def __init__(self, model: CausalLM, max_num_seqs: int) -> None:
+    def __init__(self, model: CausalLM, max_num_seqs: int, max_num_batched_tokens: int) -> None:
         self._model = model
-        self._max_rows = min(max_num_seqs, MAX_ROWS)
-        self._arena = Arena(self._max_rows)
-        self._recorded: dict[int, _RecordedStep] = {}
-        self._last_rows, self._last_logits = 0, torch.empty(0)
-        self._usable = True
-
-    def cover(self, num_reqs: int, num_tokens: int, num_complete: int) -> bool:
-        """Whether a step can be replayed: the last token of each request, and not too many of them."""
-        return self._usable and num_tokens == num_reqs == num_complete and num_reqs <= self._max_rows
-
-    def run(self, num_reqs: int, num_tokens: int, step: PreparedStep) -> torch.Tensor:
-        """Its inputs are asked for only if it has to be recorded: a replay knows where they are."""
-        recorded = self._recorded.get(num_reqs)
-        if recorded is None:
-            return self._record(step.padded_inputs(num_reqs, num_tokens), num_reqs)
-        recorded.graph.replay()
-        if self._last_rows != num_reqs:
-            self._last_rows, self._last_logits = num_reqs, self._arena.tensor_at(recorded.logits)
-        return self._last_logits
+        self._made_up = [_Size(2, 1), _Size(4, min(2, max_num_seqs))]
+        self._can_be_made = max_num_batched_tokens >= 4
+        self._max_tokens = min(max_num_batched_tokens, MAX_TOKENS)
+        self._body = _RecordedCalls(Arena(self._max_tokens))
+        self._head = _RecordedCalls(Arena(max(max_num_seqs, 4)))
 
     @torch.inference_mode()
-    def _record(self, inputs: StepInputs, rows: int) -> torch.Tensor:
-        """Run the step and keep its graph."""
-        self._last_rows, self._last_logits = 0, torch.empty(0)  # their buffer may be used
-        watch = _Watch(self._arena)
-        native.cpu.start_recording()
-        try:
-            with watch:
-                logits = self._model.compute_logits(self._model(inputs.input_ids, inputs.positions, inputs.batch))
-        finally:
-            graph = native.cpu.stop_recording()
-        if watch.foreign is None:
-            self._recorded[rows] = _RecordedStep(graph, self._arena.place_of(logits))
-            logger.debug("recorded a decode step of %d rows: %d kernel calls", rows, len(graph))
+    def record(self, padding: PreparedStep) -> None:
+        """Run and record the made-up steps.
+
+        Args:
+            padding: a step without requests.
+        """
+        if not self._can_be_made:
+            return
+        self._body.record(self._made_up, lambda size: self._hidden(size, padding))
+        if self._body.is_complete:
+            self._head.record(self._made_up, lambda size: self._model.compute_logits(self._body.result(size)))
+
+    def cover(self, num_reqs: int, num_tokens: int, num_complete: int) -> bool:
+        """Whether a step can be replayed: any that is not too large."""
+        return self._body.is_complete and num_tokens <= self._max_tokens
+
+    def run(self, num_reqs: int, num_tokens: int, num_complete: int, step: PreparedStep) -> torch.Tensor:
+        """Its inputs are not asked for: a replay knows where they are."""
+        size = _Size(num_tokens, num_reqs)
+        hidden = self._body.replay(size)
+        if num_complete == num_tokens and self._head.is_complete:
+            return self._head.replay(size)
+        with torch.inference_mode():
+            return step.logits(hidden)
+
+    def _hidden(self, size: _Size, padding: PreparedStep) -> torch.Tensor:
+        inputs = padding.padded_inputs(size.num_requests, size.num_tokens)
+        return self._model(inputs.input_ids, inputs.positions, inputs.batch)
+
+
+class _RecordedCalls:
+    """The kernel calls that compute one tensor, of a step's tokens, for steps of any size; none before `record`.
+
+    Args:
+        arena: for that tensor and what it is made from.
+    """
+
+    def __init__(self, arena: Arena) -> None:
+        self._arena = arena
+        self._graph: Any = None
+        self._place = Place(0, 0, torch.Size(), torch.float32)
+        self._result = torch.empty(0)
+
+    @property
+    def is_complete(self) -> bool:
+        return self._graph is not None
+
+    def record(self, sizes: list[_Size], compute: Callable[[_Size], torch.Tensor]) -> None:
+        """Keep the calls that `compute` makes, unless they cannot be replayed."""
+        graphs = []
+        for size in sizes:
+            watch = _Watch(self._arena)
+            native.cpu.start_recording(*size)
+            try:
+                with watch:
+                    result = compute(size)
+            finally:
+                graphs.append(native.cpu.stop_recording())
+            if watch.foreign is not None:
+                logger.debug("steps are not replayed: the model runs %s", watch.foreign)
+                return
+            self._place = self._arena.place_of(result)
+            del result  # the next one is to get its memory
+        if graphs[0].generalise(graphs[1]):
+            self._graph = graphs[0]
+            logger.debug("recorded %d kernel calls", len(self._graph))
         else:
-            self._usable = False
-            logger.debug("decode steps are not replayed: the model runs %s", watch.foreign)
-        return logits
+            logger.debug("steps are not replayed: their calls differ in more than numbers of tokens and requests")
+
+    def replay(self, size: _Size) -> torch.Tensor:
+        """The tensor of a step of this size, which the next replay may overwrite."""
+        self._graph.replay(*size)
+        if len(self._result) != size.num_tokens:
+            self._result = self.result(size)
+        return self._result
+
+    def result(self, size: _Size) -> torch.Tensor:
+        """What the last run has computed, if it was one of this size."""
+        shape = torch.Size([size.num_tokens, *self._place.shape[1:]])
+        return self._arena.tensor_at(self._place._replace(shape=shape))
 
 
 class _Watch(TorchDispatchMode):

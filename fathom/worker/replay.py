@@ -29,7 +29,7 @@ class Replay(Protocol):
     def cover(self, num_reqs: int, num_tokens: int, num_complete: int) -> bool:
         """Whether a step of these sizes can be; num_complete: requests whose last token it computes."""
 
-    def run(self, num_reqs: int, num_tokens: int, step: PreparedStep) -> torch.Tensor:
+    def run(self, num_reqs: int, num_tokens: int, num_complete: int, step: PreparedStep) -> torch.Tensor:
         """Run such a step; returns the logits [num_complete, vocab_size], which the next call may overwrite.
 
         A stage that is not the last has none, and sends its hidden states on.
@@ -42,5 +42,5 @@ class NoReplay:
     def cover(self, num_reqs: int, num_tokens: int, num_complete: int) -> bool:
         return False
 
-    def run(self, num_reqs: int, num_tokens: int, step: PreparedStep) -> torch.Tensor:
+    def run(self, num_reqs: int, num_tokens: int, num_complete: int, step: PreparedStep) -> torch.Tensor:
         raise AssertionError("it covers nothing")

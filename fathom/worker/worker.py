@@ -136,12 +136,13 @@ class Worker:
         return True
 
     def warm_up(self) -> None:
-        """One prefill and one decode on the null block: first calls set up much that later ones reuse.
+        """Record steps; then one prefill and one decode on the null block: first calls set up what later ones reuse.
 
         A GPU's kernels are compiled when they are first launched, those for sampling too.
         """
         assert self._config.scheduler.max_num_batched_tokens is not None
         runner = self._ready_runner()
+        runner.record_steps()
         room = runner.max_model_len - 1  # for the token of the decode
         run_dummy_batch(runner, 1, min(8, room, self._config.scheduler.max_num_batched_tokens))
         if self.device.runs_behind:

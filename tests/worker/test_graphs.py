@@ -53,9 +53,9 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Bucket | None]:
     buckets: list[Bucket | None] = []
     run, call = CUDAGraphs.run, ModelRunner._call_model
 
-    def noting_run(self: CUDAGraphs, num_reqs: int, num_tokens: int, step: Any) -> torch.Tensor:
+    def noting_run(self: CUDAGraphs, num_reqs: int, num_tokens: int, *rest: Any) -> torch.Tensor:
         buckets.append(self._buckets.choose(num_reqs, num_tokens))
-        return run(self, num_reqs, num_tokens, step)
+        return run(self, num_reqs, num_tokens, *rest)
 
     def noting_call(self: ModelRunner, scheduled: Any) -> torch.Tensor:
         buckets.append(None)
@@ -140,7 +140,7 @@ def test_what_padding_reads_and_computes_reaches_nobody(
     eager = answers(tiny("gemma3"), enforce_eager=True)
     run = CUDAGraphs.run
 
-    def poisoned_run(self: CUDAGraphs, num_reqs: int, num_tokens: int, runner: Any) -> torch.Tensor:
+    def poisoned_run(self: CUDAGraphs, num_reqs: int, num_tokens: int, num_complete: int, runner: Any) -> torch.Tensor:
         for buffer in (self._hidden, self._query, self._attended):
             if buffer._tensor is not None:
                 buffer._tensor.fill_(torch.nan)
@@ -153,7 +153,7 @@ def test_what_padding_reads_and_computes_reaches_nobody(
         for array in (step.seq_lens, *step.block_tables):
             array[num_reqs:] = 10**9
         step.query_start_loc[num_reqs + 1 :] = 10**9
-        return run(self, num_reqs, num_tokens, runner)
+        return run(self, num_reqs, num_tokens, num_complete, runner)
 
     monkeypatch.setattr(CUDAGraphs, "run", poisoned_run)
     with torch.inference_mode():

@@ -1,29 +1,34 @@
-"""RecordedSteps: replayed decode steps give the bits of steps that run call by call, and only where that is safe."""
+"""RecordedSteps: replayed steps give the bits of steps that run call by call, and only where that is safe."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from fathom import LLM, SamplingParams
 from fathom.kernels import native
+from fathom.kernels.norm import rms_norm
 from fathom.outputs import RequestOutput
+from fathom.worker import recorded_steps
 from fathom.worker.arena import Arena
 from tests.models.tiny_gguf import write_gguf
 
 pytestmark = pytest.mark.skipif(native.cpu is None, reason="there is nothing to replay without the native kernels")
 
+Graph = Any
+WEIGHT = torch.arange(32.0)
 PROMPTS = [{"prompt_token_ids": [(7 * index * n + 3) % 512 for n in range(1, 4 + 9 * index)]} for index in range(5)]
 # They end one after another, so that steps of five rows are followed by steps of four, three, two and one.
 PARAMS = [SamplingParams(temperature=0.0, max_tokens=12 - 2 * index, logprobs=3, ignore_eos=True) for index in range(5)]
 
 
 def answers(path: Path, **options: object) -> list[tuple[tuple[int, ...], list[float]]]:
-    """Each prompt's tokens and their log-probabilities, twice: the second time every step size has been met."""
+    """Each prompt's tokens and their log-probabilities, twice: the second time prompts are found in the cache."""
     with LLM(path, multiprocess=False, num_threads=2, max_model_len=128, show_progress=False, **options) as llm:
         outputs = [output for _ in range(2) for output in llm.generate(PROMPTS, PARAMS, use_tqdm=False)]
     return [(tuple(output.outputs[0].token_ids), scores(output)) for output in outputs]
@@ -35,28 +40,80 @@ def scores(output: RequestOutput) -> list[float]:
     return [position[token].logprob for position, token in zip(completion.logprobs, completion.token_ids, strict=True)]
 
 
+@pytest.fixture
+def messages(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], list[str]]]:
+    """What RecordedSteps has said so far."""
+    with caplog.at_level(logging.DEBUG, logger="fathom.worker.recorded_steps"):
+        yield lambda: [record.getMessage() for record in caplog.records]
+
+
 @pytest.mark.parametrize("name", ["llama-gqa", "qwen2", "qwen3-tied", "gemma3"])
 def test_replayed_steps_give_the_same_bits(
-    tiny: Callable[[str], Path], tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str
+    tiny: Callable[[str], Path], tmp_path: Path, messages: Callable[[], list[str]], name: str
 ) -> None:
     path = write_gguf(tiny(name), tmp_path / "model.gguf", "Q4_1")
     eager = answers(path, enforce_eager=True)
-    with caplog.at_level(logging.DEBUG, logger="fathom.worker.recorded_steps"):
-        assert answers(path) == eager
-    recorded = {record.args[0] for record in caplog.records if record.args}
-    assert recorded == {1, 2, 3, 4, 5}
+    assert not messages()
+    assert answers(path) == eager
+    assert messages()[0].startswith("recorded")
+
+
+@pytest.mark.parametrize("options", [{"max_num_seqs": 1}, {"max_num_seqs": 2, "max_num_batched_tokens": 4}])
+def test_the_smallest_steps_are_replayed(
+    tiny: Callable[[str], Path], tmp_path: Path, messages: Callable[[], list[str]], options: dict[str, int]
+) -> None:
+    path = write_gguf(tiny("llama-gqa"), tmp_path / "model.gguf", "Q4_1")
+    eager = answers(path, enforce_eager=True)
+    assert answers(path, **options) == eager
+    assert messages()[0].startswith("recorded")
+
+
+def test_steps_that_are_too_large_run_between_others(
+    tiny: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_gguf(tiny("llama-gqa"), tmp_path / "model.gguf", "Q4_1")
+    eager = answers(path, enforce_eager=True)
+    monkeypatch.setattr(recorded_steps, "MAX_TOKENS", 4)
+    assert answers(path) == eager
 
 
 def test_a_model_that_computes_with_torch_is_not_replayed(
-    tiny: Callable[[str], Path], caplog: pytest.LogCaptureFixture
+    tiny: Callable[[str], Path], messages: Callable[[], list[str]]
 ) -> None:
     path = tiny("llama-gqa")
     eager = answers(path, enforce_eager=True, dtype="float32")
-    with caplog.at_level(logging.DEBUG, logger="fathom.worker.recorded_steps"):
-        assert answers(path, dtype="float32") == eager
-    assert [record.getMessage() for record in caplog.records] == [
-        "decode steps are not replayed: the model runs aten.linear.default"
-    ]
+    assert answers(path, dtype="float32") == eager
+    assert messages() == ["steps are not replayed: the model runs aten.linear.default"]
+
+
+def recorded_norm(x: torch.Tensor, output: torch.Tensor, rows: int, requests: int, epsilon: float = 1e-5) -> Graph:
+    """The graph of a step of `rows` tokens that normalises the first rows of x, 32 columns wide."""
+    native.cpu.start_recording(rows, requests)
+    weight = WEIGHT.data_ptr()
+    native.cpu.rms_norm(output.data_ptr(), x.data_ptr(), weight, rows, 32, epsilon)
+    return native.cpu.stop_recording()
+
+
+def test_a_graph_of_two_sizes_is_one_of_all() -> None:
+    x, output = torch.randn(9, 32), torch.zeros(9, 32)
+    graph = recorded_norm(x, output, 2, 1)
+    assert graph.generalise(recorded_norm(x, output, 3, 2))
+    output.zero_()
+    graph.replay(7, 32)
+    assert torch.equal(output[:7], rms_norm(x, WEIGHT, 1e-5)[:7])
+    assert not output[7:].any()
+
+
+def test_a_number_that_is_no_size_of_the_step_makes_a_graph_useless() -> None:
+    x, output = torch.randn(9, 32), torch.zeros(9, 32)
+    graph = recorded_norm(x, output, 2, 1)
+    assert not graph.generalise(recorded_norm(x, output, 3, 2, epsilon=1e-6))
+    assert not graph.generalise(recorded_norm(x[1:], output, 3, 2))
+    native.cpu.start_recording(4, 2)
+    native.cpu.rms_norm(output.data_ptr(), x.data_ptr(), WEIGHT.data_ptr(), 8, 32, 1e-5)
+    assert not graph.generalise(native.cpu.stop_recording())
+    native.cpu.start_recording(4, 2)
+    assert not graph.generalise(native.cpu.stop_recording())
 
 
 def test_a_buffer_is_taken_again_only_when_no_view_of_it_lives() -> None:
