@@ -37,7 +37,8 @@ class ModelOptions:
         "auto", "Type of weights and computation; auto picks what is right and fast on the device."
     )
     weights: Literal["auto", "packed", "dense"] = option(
-        "auto", "packed: matrices stay as the checkpoint stores them; dense: they are widened to dtype."
+        "auto",
+        "packed: matrices stay as the checkpoint stores them, or are rounded to dtype=bfloat16; dense: become dtype.",
     )
     quantization: Literal["int8", "int4", "fp16", "fp8"] | None = option(
         None, "Round the matrices of an unquantised checkpoint to this while they are read; fp8: on CUDA only."

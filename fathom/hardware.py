@@ -10,6 +10,8 @@ from pathlib import Path
 
 import psutil
 
+from fathom import env
+
 _CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -17,7 +19,8 @@ _CGROUP = Path("/sys/fs/cgroup")
 class Hardware:
     """cores: processors this process may run on. total_memory, available_memory: bytes, cgroup included.
 
-    native_kernels: whether the compiled CPU kernels are installed. triton: whether Triton is, for a GPU's kernels.
+    native_kernels: whether the compiled CPU kernels are installed. bfloat16_pairs: whether they multiply pairs of
+    bfloat16 by one instruction here, as FATHOM_CPU_LEVEL may forbid. triton: whether Triton is, for a GPU's kernels.
     core_ids: numbers of the processors that threads can be bound to; empty where the system has no such thing.
     flash_attention: version of the package flash-attn, if it is installed.
     """
@@ -29,6 +32,7 @@ class Hardware:
     core_ids: tuple[int, ...] = ()
     triton: bool = True
     flash_attention: str | None = None
+    bfloat16_pairs: bool = False
 
 
 def detect_hardware() -> Hardware:
@@ -43,7 +47,9 @@ def detect_hardware() -> Hardware:
     core_ids = tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else ()
     triton = importlib.util.find_spec("triton") is not None
     flash_attention = _version("flash-attn")
-    return Hardware(_usable_cores(), total, available, native_kernels, core_ids, triton, flash_attention)
+    return Hardware(
+        _usable_cores(), total, available, native_kernels, core_ids, triton, flash_attention, _multiplies_pairs()
+    )
 
 
 def parse_cores(text: str) -> tuple[int, ...]:
@@ -96,6 +102,14 @@ def cpu_features() -> list[str]:
             present = set(line.split(":", 1)[1].split())
             return [name for name in wanted if name in present]
     return []
+
+
+def _multiplies_pairs() -> bool:
+    try:
+        from fathom import _cpu
+    except ImportError:
+        return False
+    return (env.cpu_level() or _cpu.levels()[0]) == "avx512bf16"
 
 
 def _version(package: str) -> str | None:

@@ -33,10 +33,10 @@ def resolve(config: EngineConfig, model: ModelConfig, hardware: Hardware) -> tup
     threads = _num_threads(config, hardware, reasons)
     backend = resolve_parallel(config, model, device, threads, hardware.cores, reasons)
     weights = _weights(config, model, device, hardware, reasons)
-    dtype = _dtype(config, model, device, reasons)
+    dtype = _dtype(config, model, device, weights, hardware, reasons)
     graph_mode, graph_sizes = resolve_graphs(config, device, max_num_seqs, budget, reasons)
     kv_cache_dtype = _kv_cache_dtype(config, model, device, weights, dtype, reasons)
-    _check_fp8_cache(kv_cache_dtype, device, dtype, hardware)
+    _check_fp8_cache(kv_cache_dtype, device, weights, dtype, hardware)
     resolved = config.replace(
         device=device,
         weights=weights,
@@ -92,7 +92,7 @@ def _weights(config: EngineConfig, model: ModelConfig, device: str, hardware: Ha
     if obstacle is not None:
         reasons.append(f"weights=dense: {obstacle}")
         return "dense"
-    reasons.append(f"weights=packed: {_packed_because(model, device)}")
+    reasons.append(f"weights=packed: {_packed_because(model, device, config.model.dtype)}")
     return "packed"
 
 
@@ -116,9 +116,12 @@ def _is_float(dtype: str) -> bool:
     return dtype.startswith(("float", "bfloat"))
 
 
-def _packed_because(model: ModelConfig, device: str) -> str:
+def _packed_because(model: ModelConfig, device: str, dtype: str) -> str:
     if device != "cpu":
         return f"{model.dtype} as in the file, decoded within the products"
+    if dtype == "bfloat16":
+        rounded = f"rounded to bfloat16 as they are read, {model.dtype} in the checkpoint"
+        return "bfloat16 as in the checkpoint" if model.dtype == "bfloat16" else rounded
     if not _is_float(model.dtype):
         return f"{model.dtype} as in the file, multiplied in int8; dtype=float32 decodes them instead"
     fewer = "" if model.dtype == "float32" else ", half the bytes of float32 and as exact"
@@ -133,8 +136,8 @@ def _obstacle_to_packing(config: EngineConfig, device: str, hardware: Hardware) 
         return (
             None if hardware.triton else f"device={device} multiplies packed weights by Triton, which is not installed"
         )
-    if config.model.dtype not in ("auto", "float32"):
-        return f"dtype={config.model.dtype} is for dense weights; packed ones give float32"
+    if config.model.dtype not in ("auto", "float32", "bfloat16"):
+        return f"dtype={config.model.dtype} is for dense weights; packed ones are multiplied in float32 or bfloat16"
     return None
 
 
@@ -145,10 +148,12 @@ def _better_dense(config: EngineConfig, model: ModelConfig, device: str, hardwar
         if _is_float(model.dtype):
             return f"{model.dtype} in the checkpoint, and a GPU multiplies floats as they are"
         return "dtype=float32 was asked for" if dtype == "float32" else None
-    if dtype != "auto":
-        return f"dtype={dtype} was asked for"
+    if dtype == "float32":
+        return "dtype=float32 was asked for"
     if not hardware.native_kernels:
         return "the native kernels, which multiply packed weights fast, are not installed"
+    if config.cache.kv_cache_dtype.startswith("fp8"):
+        return f"kv_cache_dtype={config.cache.kv_cache_dtype} is not read by the native kernels, but by torch"
     return None
 
 
@@ -164,6 +169,9 @@ def _check_quantization(config: EngineConfig, model: ModelConfig, device: str, o
     elif device != "cpu" and config.model.quantization == "fp16":
         obstacle = f"device={device} keeps floats in dtype"
         hint = "Use dtype=float16."
+    elif device == "cpu" and config.model.dtype == "bfloat16":
+        obstacle = "dtype=bfloat16 rounds them to bfloat16"
+        hint = "Leave out one of the two."
     elif config.model.dtype == "float32" and config.model.weights == "auto":
         obstacle = "dtype=float32 asks for exact weights"
         hint = "Leave dtype at auto: computation is in float32 anyway."
@@ -174,10 +182,12 @@ def _check_quantization(config: EngineConfig, model: ModelConfig, device: str, o
         )
 
 
-def _dtype(config: EngineConfig, model: ModelConfig, device: str, reasons: list[str]) -> str:
+def _dtype(
+    config: EngineConfig, model: ModelConfig, device: str, weights: str, hardware: Hardware, reasons: list[str]
+) -> str:
     if config.model.dtype != "auto":
         if device == "cpu" and config.model.dtype != "float32":
-            reasons.append(f"dtype={config.model.dtype}: as asked, though torch's CPU kernels for it may be slow")
+            reasons.append(f"dtype={config.model.dtype}: as asked, {_in_16_bits(weights, hardware)}")
         return config.model.dtype
     if device == "cpu":
         reasons.append("dtype=float32: exact, and fast on every CPU")
@@ -185,6 +195,17 @@ def _dtype(config: EngineConfig, model: ModelConfig, device: str, reasons: list[
     dtype = model.dtype if model.dtype in ("float16", "bfloat16") else "bfloat16"
     reasons.append(f"dtype={dtype}: the checkpoint is {model.dtype}")
     return dtype
+
+
+def _in_16_bits(weights: str, hardware: Hardware) -> str:
+    """What is computed in a dtype of 16 bits on a CPU, and how fast."""
+    if weights == "dense":
+        return "though torch's CPU kernels for it may be slow"
+    if hardware.bfloat16_pairs:
+        speed = "in pairs, twice as fast as float32"
+    else:
+        speed = "as fast as float32: without avx512_bf16 they are multiplied as such"
+    return f"for products of weights, {speed}; sums and all else are float32"
 
 
 def _kv_cache_dtype(
@@ -200,9 +221,10 @@ def _kv_cache_dtype(
     return dtype
 
 
-def _check_fp8_cache(kv_cache_dtype: str, device: str, dtype: str, hardware: Hardware) -> None:
+def _check_fp8_cache(kv_cache_dtype: str, device: str, weights: str, dtype: str, hardware: Hardware) -> None:
     """Refuse it where the native kernels would have to read it, which know whole numbers instead."""
-    if kv_cache_dtype.startswith("fp8") and device == "cpu" and dtype == "float32" and hardware.native_kernels:
+    native = device == "cpu" and hardware.native_kernels and (weights == "packed" or dtype == "float32")
+    if native and kv_cache_dtype.startswith("fp8"):
         raise ConfigError(
             f"kv_cache_dtype={kv_cache_dtype} is for device=cuda; the native CPU kernels do not read it.",
             parameter="kv_cache_dtype",

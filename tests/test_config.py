@@ -303,6 +303,7 @@ def test_where_fp8_weights_are_refused(dtype: str, options: dict[str, Any], why:
         ("bfloat16", {"weights": "dense"}, "weights=dense keeps them", "Leave out one of the two."),
         ("bfloat16", {"dtype": "float32"}, "dtype=float32 asks for exact weights", "Leave dtype at auto"),
         ("bfloat16", {"dtype": "float16"}, "dtype=float16 is for dense weights", "Leave quantization out."),
+        ("bfloat16", {"dtype": "bfloat16"}, "dtype=bfloat16 rounds them to bfloat16", "Leave out one of the two."),
         ("bfloat16", {"load_format": "dummy"}, "load_format=dummy makes up", "Leave quantization out."),
     ],
     ids=str,
@@ -339,6 +340,38 @@ def test_on_cuda_integers_stay_packed_and_floats_are_dense() -> None:
         on_cuda("bfloat16", quantization="fp16")
 
 
+@pytest.mark.parametrize(
+    ("stored", "why"),
+    [
+        ("bfloat16", "bfloat16 as in the checkpoint"),
+        ("float32", "rounded to bfloat16 as they are read, float32 in the checkpoint"),
+        ("Q4_1", "rounded to bfloat16 as they are read, Q4_1 in the checkpoint"),
+    ],
+)
+def test_bfloat16_on_a_cpu_is_for_products_of_packed_weights(stored: str, why: str) -> None:
+    assert resolved_weights(stored, dtype="bfloat16") == ("packed", f"weights=packed: {why}")
+    assert resolved_weights(stored, dtype="bfloat16", native_kernels=False)[0] == "dense"
+    assert resolved_weights(stored, dtype="bfloat16", kv_cache_dtype="fp8")[0] == "dense"
+    with pytest.raises(ConfigError, match="native CPU kernels do not read it"):
+        resolved(dtype="bfloat16", weights="packed", kv_cache_dtype="fp8")
+
+
+@pytest.mark.parametrize(
+    ("weights", "pairs", "why"),
+    [
+        ("auto", True, "for products of weights, in pairs, twice as fast as float32; sums and all else are float32"),
+        ("auto", False, "for products of weights, as fast as float32: without avx512_bf16 they are multiplied as such"),
+        ("dense", True, "though torch's CPU kernels for it may be slow"),
+    ],
+)
+def test_bfloat16_on_a_cpu_says_how_fast_it_is(weights: str, pairs: bool, why: str) -> None:
+    hardware = dataclasses.replace(HARDWARE, bfloat16_pairs=pairs)
+    config, reasons = resolve(EngineConfig.from_options(dtype="bfloat16", weights=weights), MODEL, hardware)
+    (reason,) = [reason for reason in reasons if reason.startswith("dtype=")]
+    assert reason.startswith(f"dtype=bfloat16: as asked, {why}")
+    assert config.cache.kv_cache_dtype == "bfloat16"
+
+
 def test_what_was_asked_for_weights_needs_no_reason() -> None:
     assert resolved_weights("Q4_1", weights="dense") == ("dense", "")
     assert resolved_weights("Q4_1", weights="packed", dtype="float32") == ("packed", "")
@@ -349,7 +382,7 @@ def test_what_was_asked_for_weights_needs_no_reason() -> None:
     ("options", "why"),
     [
         ({"device": "cuda", "load_format": "dummy"}, "load_format=dummy makes up"),
-        ({"dtype": "bfloat16"}, "dtype=bfloat16 is for dense weights"),
+        ({"dtype": "float16"}, "dtype=float16 is for dense weights"),
         ({"load_format": "dummy"}, "load_format=dummy makes up"),
     ],
     ids=str,

@@ -48,6 +48,7 @@ namespace FATHOM_LEVEL {
 #include "quantise.h"
 #include "quant_matmul.h"
 #include "float_matmul.h"
+#include "bfloat16_matmul.h"
 #include "quantise_weights.h"
 #include "penalties.h"
 #include "row_scan.h"
@@ -79,6 +80,7 @@ const Kernels FATHOM_JOIN(kernels_, FATHOM_LEVEL) = {
     .apply_penalties = FATHOM_LEVEL::apply_penalties,
     .decoded_matmul = FATHOM_LEVEL::decoded_matmul,
     .float_matmul = FATHOM_LEVEL::float_matmul,
+    .bfloat16_matmul = FATHOM_LEVEL::bfloat16_matmul,
     .float_rows = FATHOM_LEVEL::float_rows,
     .quantise_weights = FATHOM_LEVEL::quantise_weights,
 };

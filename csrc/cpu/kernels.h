@@ -169,6 +169,8 @@ struct Kernels {
   // The same product, with activations as they are.
   void (*decoded_matmul)(const PackedArgs& args);
   void (*float_matmul)(const FloatArgs& args);
+  // The same product with activations rounded to bfloat16, as the matrix is.
+  void (*bfloat16_matmul)(const FloatArgs& args);
   void (*float_rows)(const FloatRowsArgs& args);
   // matrix [rows, columns] -> codes [rows, columns], scales and minimums float16 [rows, columns / 32]. With minimums
   // codes of 4 bits, without (null) of 8.

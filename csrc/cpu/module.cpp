@@ -166,6 +166,12 @@ void float_matmul(Address output, int64_t output_stride, Address input, Address 
                                   at<float>(bias), num_tokens, rows, columns, static_cast<fathom::FloatType>(type)});
 }
 
+void bfloat16_matmul(Address output, int64_t output_stride, Address input, Address values, Address bias,
+                     int64_t num_tokens, int64_t rows, int64_t columns) {
+  fathom::kernels().bfloat16_matmul({at<float>(output), output_stride, at<float>(input), at<void>(values),
+                                     at<float>(bias), num_tokens, rows, columns, fathom::FloatType::kBFloat16});
+}
+
 void float_rows(Address output, Address row_ids, Address values, int64_t num_rows, int64_t columns, int64_t type,
                 float factor) {
   fathom::kernels().float_rows({at<float>(output), at<int64_t>(row_ids), at<void>(values), num_rows, columns,
@@ -265,6 +271,7 @@ NB_MODULE(_cpu, module) {
   module.def("apply_penalties", apply_penalties, Released());
   def_kernel(module, "decoded_matmul", decoded_matmul);
   def_kernel(module, "float_matmul", float_matmul);
+  def_kernel(module, "bfloat16_matmul", bfloat16_matmul);
   def_kernel(module, "float_rows", float_rows);
   module.def("quantise_weights", quantise_weights, Released());
 }

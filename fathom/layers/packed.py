@@ -22,7 +22,7 @@ import torch.nn.functional as F
 
 from fathom.kernels import gpu
 from fathom.kernels.embedding import embedding
-from fathom.kernels.float_matmul import float_matmul
+from fathom.kernels.float_matmul import bfloat16_matmul, float_matmul
 from fathom.kernels.quant_matmul import decoded_matmul, quant_matmul
 from fathom.quant.float_weight import FloatWeight
 from fathom.quant.huge_pages import HugePages, empty
@@ -47,11 +47,20 @@ class Packed:
 
     device: where the weights are to lie.
     activations: what those that meet a PackedWeight are rounded to; "float32" leaves them as they are, as a GPU does.
+    rounded: bfloat16 where all matrices are to be rounded to it, as are then the activations that meet them; None for
+        matrices as they are stored.
     """
 
-    def __init__(self, device: torch.device, activations: Literal["int8", "float32"] = "int8") -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        activations: Literal["int8", "float32"] = "int8",
+        rounded: torch.dtype | None = None,
+    ) -> None:
+        self.rounded = rounded
         self._device = device
         self._packed_matmul = quant_matmul if activations == "int8" else decoded_matmul
+        self._float_matmul = float_matmul if rounded is None else bfloat16_matmul
         self._memory = HugePages()
 
     def create_weights(self, layer: Linear, build: BuildContext) -> None:
@@ -98,7 +107,7 @@ class Packed:
         if isinstance(matrix, torch.Tensor):
             product = F.linear(x, matrix, bias)
             return product if out is None else out.copy_(product)
-        return float_matmul(x, matrix, bias, out)
+        return self._float_matmul(x, matrix, bias, out)
 
 
 def _joined(parts: list[Part]) -> list[Part]:

@@ -18,6 +18,7 @@ from tqdm import tqdm
 from fathom.dist.group import ALONE, Groups
 from fathom.dist.shares import Cut, uncut
 from fathom.errors import CheckpointError
+from fathom.kernels import gpu
 from fathom.layers.build import BuildContext
 from fathom.layers.embedding import VocabMatrix
 from fathom.layers.fp8 import FP8
@@ -69,8 +70,9 @@ def load_model(
         quantization: what matrices that the checkpoint holds as floats are rounded to; fp8 if they are dense, the
             others if they are packed.
         activations: what those that meet quantised weights are rounded to.
-        dtype: of activations and dense weights; tensors stored in another are converted one at a time. On a CPU
-            float32 with packed weights.
+        dtype: of activations and dense weights; tensors stored in another are converted one at a time. With packed
+            weights on a CPU float32 or bfloat16: all that is not in matrices is float32 there, and bfloat16 is what
+            matrices, and the activations that meet them, are rounded to.
         device: where the weights are to lie. Tensors go there one by one, from the mapped file.
         max_model_len: positions that the model must be able to handle.
         groups: the ranks among which the model is cut; what is built, and read, is this rank's share.
@@ -80,7 +82,10 @@ def load_model(
         CheckpointError: tensors are missing, unexpected or mis-shaped (all named), or a file is corrupt.
     """
     checkpoint = None if load_format == "dummy" else open_checkpoint(resolved)
-    method: LinearMethod = Packed(device, activations) if weights == "packed" else Dense()
+    rounded = None
+    if weights == "packed" and dtype is torch.bfloat16 and not gpu.serves_device(device):
+        rounded, dtype = dtype, torch.float32
+    method: LinearMethod = Packed(device, activations, rounded) if weights == "packed" else Dense()
     build = BuildContext(dtype, device, max_model_len, method, groups.tensor, groups.pipeline)
     if quantization == "fp8":
         build, quantization = replace(build, linear_method=FP8(), vocab_method=method), None
@@ -127,12 +132,14 @@ def _fill(
         rows = target.row_order(place.source[0].whole, model.config)[rows]
     if place.destination.is_meta:  # only declared
         assert isinstance(place.module, Linear)
-        assert isinstance(place.module.method, Packed)
+        method = place.module.method
+        assert isinstance(method, Packed)
         assert target.transform is None, "only vectors are transformed"
         if quantization == "int4" and isinstance(place.module, VocabMatrix):
             quantization = EMBEDDING_OF_INT4
         columns = place.source[1].slice
-        place.module.method.store(place.module, place.rows, read_matrix(checkpoint, name, rows, columns, quantization))
+        found = read_matrix(checkpoint, name, rows, columns, quantization, method.rounded)
+        method.store(place.module, place.rows, found)
         return
     if len(place.source) > 1:
         matrix = checkpoint.part(name, rows, place.source[1].slice)

@@ -2,9 +2,11 @@
 
 As in a PackedWeight sixteen rows make a panel, and lie beside each other:
 
-    values  float16, bfloat16 or float32 [panels, columns, 16 rows]
+    values  float32 or float16 [panels, columns, 16 rows]
+            bfloat16 [panels, columns / 2, 16 rows, 2 columns]
 
-The last panel is filled up with rows of zeros.
+Columns of bfloat16 go in pairs because processors that multiply bfloat16 multiply pairs. The last panel is filled up
+with rows of zeros, and the last pair of an odd number of columns with a column of them.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 
 from fathom.quant.huge_pages import empty
 from fathom.quant.packed import PANEL
@@ -50,11 +53,15 @@ class FloatWeight:
 
     def unpack_rows(self, row_ids: torch.Tensor) -> torch.Tensor:
         """Rows as float32 [..., columns], for row numbers [...] of an integer dtype: an embedding's lookup."""
-        return self.values[row_ids // PANEL, :, row_ids % PANEL].float()
+        return self._columns(self.values[row_ids // PANEL, :, row_ids % PANEL]).float()
 
     def dense(self) -> torch.Tensor:
         """The whole matrix as float32 [rows, columns]."""
-        return self.values.transpose(1, 2).flatten(0, 1)[: self.rows].float()
+        return self._columns(self.values.transpose(1, 2).flatten(0, 1)[: self.rows]).float()
+
+    def _columns(self, numbers: torch.Tensor) -> torch.Tensor:
+        """Of rows as they are stored, [..., columns]."""
+        return numbers.flatten(-2)[..., : self.columns] if self.values.dim() == 4 else numbers
 
 
 def empty_float_weight(rows: int, columns: int, dtype: torch.dtype) -> FloatWeight:
@@ -65,7 +72,9 @@ def empty_float_weight(rows: int, columns: int, dtype: torch.dtype) -> FloatWeig
     """
     if dtype not in DTYPES:
         raise ValueError(f"dtype={dtype}: must be one of {', '.join(map(str, DTYPES))}")
-    return FloatWeight(empty((-(-rows // PANEL), columns, PANEL), dtype), rows, columns)
+    panels = -(-rows // PANEL)
+    shape = (panels, -(-columns // 2), PANEL, 2) if dtype is torch.bfloat16 else (panels, columns, PANEL)
+    return FloatWeight(empty(shape, dtype), rows, columns)
 
 
 def put_rows(weight: FloatWeight, first: int, matrix: torch.Tensor) -> None:
@@ -73,7 +82,11 @@ def put_rows(weight: FloatWeight, first: int, matrix: torch.Tensor) -> None:
 
     The last of them fill up their panel with zeros.
     """
-    panels = weight.values[first // PANEL : (first + len(matrix) + PANEL - 1) // PANEL]
+    values = weight.values
+    if values.dtype is torch.bfloat16:  # a pair is moved as one number
+        matrix = F.pad(matrix.bfloat16(), (0, weight.columns % 2)).contiguous().view(torch.int32)
+        values = values.view(torch.int32).squeeze(-1)
+    panels = values[first // PANEL : (first + len(matrix) + PANEL - 1) // PANEL]
     whole = len(matrix) // PANEL
     panels[:whole] = matrix[: whole * PANEL].unflatten(0, (-1, PANEL)).transpose(1, 2)
     if whole < len(panels):

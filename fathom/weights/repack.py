@@ -1,7 +1,7 @@
 """Brings a matrix from a checkpoint into the kernels' order, some rows at a time: as it is stored, or quantised.
 
 As it is stored nothing is lost: a GGUF file's integers and scales become those of a PackedWeight, floats of 16 or 32
-bits a FloatWeight. Otherwise floats are rounded on the way, so that no second copy of the model comes to be.
+bits a FloatWeight. Otherwise numbers are rounded on the way, so that no second copy of the model comes to be.
 """
 
 from __future__ import annotations
@@ -33,7 +33,12 @@ BITS = {"int8": 8, "int4": 4}
 
 
 def read_matrix(
-    checkpoint: Checkpoint, name: str, rows: Rows, columns: slice, quantization: Quantization | None
+    checkpoint: Checkpoint,
+    name: str,
+    rows: Rows,
+    columns: slice,
+    quantization: Quantization | None,
+    rounded: torch.dtype | None = None,
 ) -> PackedWeight | FloatWeight:
     """A matrix, or a part of one, in the kernels' order.
 
@@ -43,16 +48,22 @@ def read_matrix(
         columns: which of its columns; if it is, or is to be, quantised, whole groups of them.
         quantization: what floats are rounded to; None leaves them as they are. A matrix that the file holds
             quantised stays as it is.
+        rounded: the dtype that any matrix is rounded to, one that the file holds quantised too; None for none. Not
+            beside a quantization.
 
     Raises:
         CheckpointError: its bytes cannot be read, or it cannot be quantised or cut so; names the file or the tensor.
     """
+    if rounded is not None:
+        return _floats(checkpoint, name, rows, columns, lambda some: some.to(rounded))
     if isinstance(checkpoint, GGUFCheckpoint) and has_codes(kind := checkpoint.ggml_type(name)):
         _check_columns(checkpoint, name, columns, kind.block_elements, kind.name, "Use dtype=float32.")
         blocks, _ = blocks_around(columns, kind)
         return _packed(rows, columns, lambda some: codes(*checkpoint.packed(name, some, blocks)))
-    if quantization is None or quantization == "fp16":
-        return _floats(checkpoint, name, rows, columns, quantization)
+    if quantization is None:
+        return _floats(checkpoint, name, rows, columns, lambda some: some if some.dtype in DTYPES else some.float())
+    if quantization == "fp16":
+        return _floats(checkpoint, name, rows, columns, lambda some: _half(some, name, "fp16"))
     what = f"quantization={quantization}"
     _check_columns(checkpoint, name, columns, COLUMN_STEP, what, "Use quantization=fp16, or none.")
 
@@ -91,15 +102,15 @@ def _packed(rows: Rows, columns: slice, read: Callable[[Rows], Codes]) -> Packed
 
 
 def _floats(
-    checkpoint: Checkpoint, name: str, rows: Rows, columns: slice, quantization: Literal["fp16"] | None
+    checkpoint: Checkpoint,
+    name: str,
+    rows: Rows,
+    columns: slice,
+    converted: Callable[[torch.Tensor], torch.Tensor],
 ) -> FloatWeight:
     whole: FloatWeight | None = None
     for start, some_rows in _chunks(rows, columns):
-        some = checkpoint.part(name, some_rows, columns)
-        if quantization is not None:
-            some = _half(some, name, quantization)
-        elif some.dtype not in DTYPES:
-            some = some.float()
+        some = converted(checkpoint.part(name, some_rows, columns))
         whole = whole or empty_float_weight(_count(rows), some.shape[1], some.dtype)
         put_rows(whole, start, some)
     assert whole is not None

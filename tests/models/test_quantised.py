@@ -129,6 +129,49 @@ def test_answers_do_not_depend_on_the_batch(
     assert [o.logprobs for o in together] == [o.logprobs for o in alone]  # to the last bit
 
 
+@pytest.mark.parametrize("stored", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("name", MODELS)
+def test_dtype_bfloat16_rounds_matrices_and_what_meets_them(
+    tiny: Callable[[str], Path], tmp_path: Path, name: str, stored: torch.dtype
+) -> None:
+    folder = in_dtype(tiny(name), tmp_path / "model", stored)
+    model, exact = load(folder, weights="packed", dtype=torch.bfloat16), load(folder)
+    for layer, (matrix, *rest) in matrices(model).items():
+        assert not rest
+        assert torch.equal(matrix.dense(), exact.get_submodule(layer).weight.bfloat16().float())
+    assert all(parameter.dtype is torch.float32 for parameter in model.parameters())
+    expected = logits(exact)
+    assert 1e-5 < (logits(model) - expected).norm() / expected.norm() < 0.03
+
+
+def test_dtype_bfloat16_decodes_a_quantised_file(tiny: Callable[[str], Path], tmp_path: Path) -> None:
+    path = write_gguf(tiny("llama-gqa"), tmp_path / "model.gguf", "Q4_1")
+    model, exact = load(path, weights="packed", dtype=torch.bfloat16), load(path)
+    for layer, (matrix, *rest) in matrices(model).items():
+        assert not rest
+        assert torch.equal(matrix.dense(), exact.get_submodule(layer).weight.bfloat16().float())
+    expected = logits(exact)
+    assert (logits(model) - expected).norm() / expected.norm() < 0.03
+
+
+@needs_native
+def test_answers_of_bfloat16_do_not_depend_on_the_batch(tiny: Callable[[str], Path], tmp_path: Path) -> None:
+    folder = in_dtype(tiny("llama-biases"), tmp_path / "model", torch.bfloat16)
+    prompts = [TOKENS[:n] for n in (1, 9, 30, 60)]
+    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, logprobs=1)
+    found = []
+    for num_threads in (1, 2):
+        options = {"dtype": "bfloat16", "multiprocess": False, "num_threads": num_threads}
+        with LLM(str(folder), max_num_batched_tokens=16, max_model_len=128, **options) as llm:
+            config = llm.llm_engine.config
+            assert (config.model.weights, config.cache.kv_cache_dtype) == ("packed", "bfloat16")
+            found.append([o.outputs[0] for o in llm.generate(prompts, params, use_tqdm=False)])
+            found.append([llm.generate([p], params, use_tqdm=False)[0].outputs[0] for p in prompts])
+    for outputs in found[1:]:
+        assert [o.token_ids for o in outputs] == [o.token_ids for o in found[0]]
+        assert [o.logprobs for o in outputs] == [o.logprobs for o in found[0]]  # to the last bit
+
+
 def test_a_bfloat16_checkpoint_runs_in_a_process_of_its_own(tiny: Callable[[str], Path], tmp_path: Path) -> None:
     folder = in_dtype(tiny("qwen2"), tmp_path / "model", torch.bfloat16)
     answers = []

@@ -12,10 +12,26 @@ def float_matmul(
     x: torch.Tensor, weight: FloatWeight, bias: torch.Tensor | None = None, out: torch.Tensor | None = None
 ) -> torch.Tensor:
     """See the package's docstring for shapes and rules."""
-    x = x.contiguous()
-    if out is None:
-        out = x.new_empty(*x.shape[:-1], weight.rows)
-    cpu.float_matmul(
+    x, out = x.contiguous(), _output(x, weight, out)
+    cpu.float_matmul(*_arguments(x, weight, bias, out), TYPE_NUMBERS[weight.values.dtype])
+    return out
+
+
+def bfloat16_matmul(
+    x: torch.Tensor, weight: FloatWeight, bias: torch.Tensor | None = None, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """See the package's docstring for shapes and rules."""
+    x, out = x.contiguous(), _output(x, weight, out)
+    cpu.bfloat16_matmul(*_arguments(x, weight, bias, out))
+    return out
+
+
+def _output(x: torch.Tensor, weight: FloatWeight, out: torch.Tensor | None) -> torch.Tensor:
+    return x.new_empty(*x.shape[:-1], weight.rows) if out is None else out
+
+
+def _arguments(x: torch.Tensor, weight: FloatWeight, bias: torch.Tensor | None, out: torch.Tensor) -> tuple[int, ...]:
+    return (
         out.data_ptr(),
         out.stride(-2) if out.dim() > 1 else weight.rows,
         x.data_ptr(),
@@ -24,6 +40,4 @@ def float_matmul(
         x.numel() // weight.columns,
         weight.rows,
         weight.columns,
-        TYPE_NUMBERS[weight.values.dtype],
     )
-    return out

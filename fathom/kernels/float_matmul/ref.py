@@ -14,3 +14,10 @@ def float_matmul(
     """See the package's docstring for shapes and rules."""
     product = F.linear(x, weight.dense(), bias)
     return product if out is None else out.copy_(product)
+
+
+def bfloat16_matmul(
+    x: torch.Tensor, weight: FloatWeight, bias: torch.Tensor | None = None, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """See the package's docstring for shapes and rules."""
+    return float_matmul(x.bfloat16().float(), weight, bias, out)
