@@ -35,7 +35,7 @@ def resolve(config: EngineConfig, model: ModelConfig, hardware: Hardware) -> tup
     weights = _weights(config, model, device, hardware, reasons)
     dtype = _dtype(config, model, device, weights, hardware, reasons)
     graph_mode, graph_sizes = resolve_graphs(config, device, max_num_seqs, budget, reasons)
-    kv_cache_dtype = _kv_cache_dtype(config, model, device, weights, dtype, reasons)
+    kv_cache_dtype = _kv_cache_dtype(config, model, device, weights, dtype, hardware, reasons)
     _check_fp8_cache(kv_cache_dtype, device, weights, dtype, hardware)
     resolved = config.replace(
         device=device,
@@ -209,14 +209,24 @@ def _in_16_bits(weights: str, hardware: Hardware) -> str:
 
 
 def _kv_cache_dtype(
-    config: EngineConfig, model: ModelConfig, device: str, weights: str, dtype: str, reasons: list[str]
+    config: EngineConfig,
+    model: ModelConfig,
+    device: str,
+    weights: str,
+    dtype: str,
+    hardware: Hardware,
+    reasons: list[str],
 ) -> str:
     if config.cache.kv_cache_dtype != "auto":
         return FP8_CACHE if config.cache.kv_cache_dtype == "fp8" else config.cache.kv_cache_dtype
     quantised = config.model.quantization in ("int8", "int4") or not _is_float(model.dtype)
     if device == "cpu" and weights == "packed" and quantised and config.model.dtype == "auto":
-        reasons.append("kv_cache_dtype=float16: rounds less than quantised weights do, and is half the bytes to read")
-        return "float16"
+        chosen = "bfloat16" if hardware.bfloat16_pairs else "float16"
+        faster = ", and this processor multiplies pairs of them" if hardware.bfloat16_pairs else ""
+        reasons.append(
+            f"kv_cache_dtype={chosen}: rounds less than quantised weights do, and is half the bytes to read{faster}"
+        )
+        return chosen
     reasons.append(f"kv_cache_dtype={dtype}: the same as dtype")
     return dtype
 

@@ -495,3 +495,8 @@ def test_keys_and_values_are_rounded_only_where_weights_are(dtype: str, options:
     model = dataclasses.replace(MODEL, dtype=dtype)
     config, _ = resolve(EngineConfig.from_options(**options), model, HARDWARE)
     assert config.cache.kv_cache_dtype == expected
+    with_pairs, reasons = resolve(
+        EngineConfig.from_options(**options), model, dataclasses.replace(HARDWARE, bfloat16_pairs=True)
+    )
+    assert with_pairs.cache.kv_cache_dtype == ("bfloat16" if expected == "float16" else expected)
+    assert any("multiplies pairs of them" in reason for reason in reasons) == (expected == "float16")

@@ -3,18 +3,18 @@
 //
 // A segment is done in three passes: the products of queries and keys, tile by tile; the weights of a row's keys, all at
 // once; the products of weights and values. For few rows each pass goes over all of them and products read the cache's
-// pages themselves. For many rows keys and values are copied in float32 first, and then some rows at a time go through
+// pages themselves. For many rows keys and values are copied as factors first, and then some rows at a time go through
 // all three passes, so that their scores stay in the first cache. Which way it is decides only how fast.
 
 constexpr int64_t kDirectRows = 16;                 // rows for which a copy of the keys and values would not pay
-constexpr int64_t kFetchedByRow = 1024;             // bytes, while its weights are computed
+constexpr int64_t kFetchedByHead = 1024;            // bytes, while the weights of its rows are computed
 constexpr int64_t kPackedStride = kTile + kLanes;  // of packed keys, from a dimension to the next
 
 // Rows of a KV head that are multiplied at once, and the keys that at least one of them sees.
 struct RowStep {
   int64_t row, count;
   KeySpan keys;
-  KeySpan keys_in(int64_t tile) const { return {std::max(keys.first, tile), std::min(keys.end, tile + kTile)}; }
+  KeySpan keys_in(int64_t tile) const { return keys.within(tile); }
 };
 
 // A thread that does a part.
@@ -43,6 +43,9 @@ class Attention {
  private:
   static constexpr bool kIsScaled = std::is_same_v<Stored, int8_t>;
   using Ahead = ReadAhead<Stored>;
+  using Numbers = Factors<Stored>;
+  using Factor = typename Numbers::Factor;
+  static constexpr int64_t kTogether = Numbers::kTogether;
   const AttentionArgs& args() const { return job_.args; }
   const KVCache& cache() const { return job_.args.cache; }
 
@@ -70,14 +73,17 @@ class Attention {
   std::vector<RowStep>& steps_ = thread_steps();
   bool is_direct_ = false;
   int64_t range_start_ = 0;
-  float *queries_, *scores_, *packed_keys_, *packed_values_, *scales_, *states_, *later_states_;
+  const int64_t num_key_rows_ = (cache().head_dim + kTogether - 1) / kTogether;  // of factors
+  Factor *queries_, *packed_keys_, *packed_values_;
+  float *scores_, *scales_, *states_, *later_states_;
 
   static std::vector<RowStep>& thread_steps() {
     static thread_local std::vector<RowStep> steps;
     return steps;
   }
-  const float* queries_of(int64_t head, int64_t row) const {
-    return queries_ + (head * job_.rows_per_kv_head(*tile_) + row) * job_.padded_dim;
+  Matrix<const Factor> queries_of(int64_t head, int64_t row) const {
+    const int64_t stride = job_.padded_dim / kTogether;
+    return {queries_ + (head * job_.rows_per_kv_head(*tile_) + row) * stride, stride};
   }
   float* scores_of(int64_t head, int64_t row) const {
     return scores_ + (head * job_.rows_per_kv_head(*tile_) + row) * kRange;
@@ -85,7 +91,11 @@ class Attention {
   State state_of(float* states, int64_t head, int64_t row) const {
     return job_.state(states, head * job_.rows_per_kv_head(*tile_) + row);
   }
-  float* packed_tile(int64_t start) const { return packed_keys_ + start / kTile * cache().head_dim * kPackedStride; }
+  // Of rows of scores that have become weights, from the factor `first` on.
+  static Matrix<const Factor> weights_of(const float* scores, int64_t first) {
+    return {reinterpret_cast<const Factor*>(scores) + first, kRange};
+  }
+  Factor* packed_tile(int64_t start) const { return packed_keys_ + start / kTile * num_key_rows_ * kPackedStride; }
   float* key_scales_of(int64_t head) const { return scales_ + 2 * head * kRange; }
   float* value_scales_of(int64_t head) const { return key_scales_of(head) + kRange; }
 };
@@ -99,12 +109,17 @@ inline void Attention<Stored>::take_memory() {
     heads = std::max(heads, job_.tile_of(index).num_kv_heads);
   }
   const int64_t scales_size = kIsScaled ? 2 * heads * kRange : 0;
-  const int64_t sizes[] = {rows * job_.padded_dim,  rows * kRange, kRange / kTile * cache().head_dim * kPackedStride,
-                           kRange * job_.padded_dim, scales_size,   rows * job_.state_size,
+  const int64_t sizes[] = {rows * job_.padded_dim / kTogether, kRange / kTile * num_key_rows_ * kPackedStride,
+                           kRange / kTogether * job_.padded_dim, rows * kRange, scales_size, rows * job_.state_size,
                            rows * job_.state_size};
-  float** const places[] = {&queries_, &scores_, &packed_keys_, &packed_values_, &scales_, &states_, &later_states_};
+  static_assert(sizeof(Factor) == sizeof(float));
+  float* places[std::size(sizes)];
   float* next = scratch(memory, std::accumulate(std::begin(sizes), std::end(sizes), int64_t{0}));
-  for (size_t index = 0; index < std::size(sizes); next += sizes[index], ++index) *places[index] = next;
+  for (size_t index = 0; index < std::size(sizes); next += sizes[index], ++index) places[index] = next;
+  queries_ = reinterpret_cast<Factor*>(places[0]);
+  packed_keys_ = reinterpret_cast<Factor*>(places[1]);
+  packed_values_ = reinterpret_cast<Factor*>(places[2]);
+  scores_ = places[3], scales_ = places[4], states_ = places[5], later_states_ = places[6];
 }
 
 // The tile's queries, in units that make their products with keys the exponents of weights, unless scores are capped first.
@@ -117,8 +132,9 @@ inline void Attention<Stored>::start_tile(const QueryTile& tile) {
   for (int64_t row = 0; row < job_.num_rows(tile); ++row) {
     const auto place = job_.place_of(tile, row);
     const float* query = args().query + place.token * args().query_stride + place.head * cache().head_dim;
-    float* to = queries_ + row * job_.padded_dim;
-    for (int64_t d = 0; d < cache().head_dim; ++d) to[d] = query[d] * factor;
+    Factor* to = queries_ + row * job_.padded_dim / kTogether;
+    for (int64_t d = 0; d < cache().head_dim; d += kLanes)
+      store_factors(to + d / kTogether, load_some(query + d, cache().head_dim - d) * factor);
   }
 }
 
@@ -183,15 +199,15 @@ template <typename Stored>
 inline void Attention<Stored>::multiply_keys(KeySpan keys) {
   const Stored* vectors[kTileVectors];
   for (int64_t start = keys.first / kTile * kTile; start < keys.end; start += kTile) {
-    const KeySpan in_tile = {std::max(keys.first, start), std::min(keys.end, start + kTile)};
+    const KeySpan in_tile = keys.within(start);
     for (int64_t head = 0; head < tile_->num_kv_heads; ++head) {
       locate_keys(in_tile, start, tile_->first_kv_head + head, vectors);
       KeyColumns<Stored, Ahead> columns = {vectors, cache().block_size, &ahead_};
       for (const RowStep& step : steps_) {
         const KeySpan seen = step.keys_in(start);
         if (seen.is_empty()) continue;
-        multiply(step.count, {scores_of(head, step.row) + start, kRange}, {queries_of(head, step.row), job_.padded_dim},
-                 columns, cache().head_dim, seen.first_vector() - start / kLanes, seen.end_vector() - start / kLanes);
+        multiply(step.count, {scores_of(head, step.row) + start, kRange}, queries_of(head, step.row),
+                 columns, num_key_rows_, seen.first_vector() - start / kLanes, seen.end_vector() - start / kLanes);
         columns.ahead = nullptr;
       }
     }
@@ -207,9 +223,9 @@ inline void Attention<Stored>::weigh(int64_t head, const RowStep& step, float* s
     const KeySpan visible = {job_.oldest_visible(position + range_start_) - range_start_, position + 1};
     const State state = state_of(states, head, row);
     if (step.keys.is_empty()) state.clear();
-    else if (args().softcap > 0) weigh_row<kIsScaled, true>(scores, step.keys, visible, scales, args().softcap, state);
-    else weigh_row<kIsScaled, false>(scores, step.keys, visible, scales, 0, state);
-    if (is_direct_) ahead_.fetch(kFetchedByRow);
+    else if (args().softcap > 0) weigh_row<Stored, true>(scores, step.keys, visible, scales, args().softcap, state);
+    else weigh_row<Stored, false>(scores, step.keys, visible, scales, 0, state);
+    if (is_direct_) ahead_.fetch(std::max(kLine, kFetchedByHead / job_.rows_per_kv_head(*tile_)));
   }
 }
 
@@ -217,16 +233,17 @@ template <typename Stored>
 inline void Attention<Stored>::multiply_values(KeySpan keys, float* states) {
   const Stored* rows[kTile];
   for (int64_t start = keys.first / kTile * kTile; start < keys.end; start += kTile) {
-    const KeySpan in_tile = {std::max(keys.first, start), std::min(keys.end, start + kTile)};
+    const KeySpan in_tile = keys.within(start);
     for (int64_t head = 0; head < tile_->num_kv_heads; ++head) {
       locate_values(in_tile, start, tile_->first_kv_head + head, rows);
       Ahead* ahead = &ahead_;
       for (const RowStep& step : steps_) {
         const KeySpan seen = step.keys_in(start);
         if (seen.is_empty()) continue;
+        const int64_t first = seen.first / kTogether, end = (seen.end + kTogether - 1) / kTogether;
         multiply(step.count, {state_of(states, head, step.row).values, job_.state_size},
-                 {scores_of(head, step.row) + seen.first, kRange},
-                 ValueColumns<Stored, Ahead>{rows + seen.first - start, ahead}, seen.end - seen.first, 0,
+                 weights_of(scores_of(head, step.row), first),
+                 ValueColumns<Stored, Ahead>{rows + first * kTogether - start, ahead}, end - first, 0,
                  job_.padded_dim / kLanes);
         ahead = nullptr;
       }
@@ -250,29 +267,32 @@ inline void Attention<Stored>::attend_packed(int64_t head, const RowStep& step, 
   const KeySpan keys = step.keys;
   for (int64_t start = keys.first / kTile * kTile; start < keys.end; start += kTile) {
     const KeySpan seen = step.keys_in(start);
-    multiply(step.count, {scores_ + start, kRange}, {queries_of(head, step.row), job_.padded_dim},
-             PackedColumns<true>{packed_tile(start), kPackedStride}, cache().head_dim,
+    multiply(step.count, {scores_ + start, kRange}, queries_of(head, step.row),
+             PackedColumns<Factor, true>{packed_tile(start), kPackedStride}, num_key_rows_,
              seen.first_vector() - start / kLanes, seen.end_vector() - start / kLanes);
   }
   weigh(head, step, scores_, states);
   if (keys.is_empty()) return;
-  multiply(step.count, {state_of(states, head, step.row).values, job_.state_size}, {scores_ + keys.first, kRange},
-           PackedColumns<false>{packed_values_ + keys.first * job_.padded_dim, job_.padded_dim},
-           keys.end - keys.first, 0, job_.padded_dim / kLanes);
+  const int64_t first = keys.first / kTogether, end = (keys.end + kTogether - 1) / kTogether;
+  multiply(step.count, {state_of(states, head, step.row).values, job_.state_size}, weights_of(scores_, first),
+           PackedColumns<Factor, false>{packed_values_ + first * job_.padded_dim, job_.padded_dim}, end - first, 0,
+           job_.padded_dim / kLanes);
 }
 
-// Keys copied in float32, tile by tile, completed to whole vectors with numbers that count for nothing.
+// Keys copied as factors, tile by tile, completed to whole vectors with numbers that count for nothing.
 template <typename Stored>
 inline void Attention<Stored>::pack_keys(KeySpan keys, int64_t kv_head) const {
   const int64_t block_size = cache().block_size;
   for (int64_t start = keys.first / kTile * kTile; start < keys.end; start += kTile) {
-    const KeySpan in_tile = {std::max(keys.first, start), std::min(keys.end, start + kTile)};
+    const KeySpan in_tile = keys.within(start);
     for_each_run(in_tile, [&](int64_t block, int64_t offset, int64_t key, int64_t count) {
       const Stored* from = Pages<Stored>{cache()}.keys(block, kv_head) + offset;
-      float* to = packed_tile(start) + key - start;
-      for (int64_t d = 0; d < cache().head_dim; ++d, from += block_size, to += kPackedStride)
+      Factor* to = packed_tile(start) + key - start;
+      for (int64_t d = 0; d < cache().head_dim; d += kTogether, from += kTogether * block_size, to += kPackedStride) {
+        const Stored* second = d + 1 < cache().head_dim ? from + block_size : from;  // of a pair, times 0 if none is left
         for (int64_t index = 0; index < count; index += kLanes)
-          store(to + index, load_some(from + index, count - index));
+          store(to + index, Numbers::join_some(from + index, second + index, count - index));
+      }
     });
   }
 }
@@ -280,12 +300,16 @@ inline void Attention<Stored>::pack_keys(KeySpan keys, int64_t kv_head) const {
 template <typename Stored>
 inline void Attention<Stored>::pack_values(KeySpan keys, int64_t kv_head) const {
   const int64_t dim = cache().head_dim;
-  for_each_run(keys, [&](int64_t block, int64_t offset, int64_t key, int64_t count) {
-    const Stored* from = Pages<Stored>{cache()}.values(block, kv_head) + offset * dim;
-    float* to = packed_values_ + key * job_.padded_dim;
-    for (int64_t index = 0; index < count; ++index, from += dim, to += job_.padded_dim)
-      for (int64_t d = 0; d < dim; d += kLanes) store(to + d, load_some(from + d, dim - d));
-  });
+  const Stored* rows[kTile];
+  for (int64_t start = keys.first / kTile * kTile; start < keys.end; start += kTile) {
+    const KeySpan in_tile = keys.within(start);
+    locate_values(in_tile, start, kv_head, rows);
+    for (int64_t key = in_tile.first / kTogether * kTogether; key < in_tile.end; key += kTogether) {
+      const Stored *first = rows[key - start], *second = rows[key - start + kTogether - 1];
+      Factor* to = packed_values_ + key / kTogether * job_.padded_dim;
+      for (int64_t d = 0; d < dim; d += kLanes) store(to + d, Numbers::join_some(first + d, second + d, dim - d));
+    }
+  }
 }
 
 // Where the first dimension of each vector of keys is.
@@ -298,7 +322,7 @@ inline void Attention<Stored>::locate_keys(KeySpan keys, int64_t start, int64_t 
   });
 }
 
-// Where the first dimension of each value is.
+// Where the first dimension of each value is. One that has no partner among the keys becomes its own, times 0.
 template <typename Stored>
 inline void Attention<Stored>::locate_values(KeySpan keys, int64_t start, int64_t kv_head, const Stored** rows) const {
   const int64_t dim = cache().head_dim;
@@ -306,6 +330,10 @@ inline void Attention<Stored>::locate_values(KeySpan keys, int64_t start, int64_
     const Stored* from = Pages<Stored>{cache()}.values(block, kv_head) + offset * dim;
     for (int64_t index = 0; index < count; ++index) rows[key - start + index] = from + index * dim;
   });
+  if constexpr (kTogether == 2) {
+    if (keys.first % 2 == 1) rows[keys.first - start - 1] = rows[keys.first - start];
+    if (keys.end % 2 == 1) rows[keys.end - start] = rows[keys.end - start - 1];
+  }
 }
 
 inline void paged_attention(const AttentionArgs& args) {

@@ -47,6 +47,7 @@ struct State {
 struct KeySpan {
   int64_t first, end;
   bool is_empty() const { return first >= end; }
+  KeySpan within(int64_t tile) const { return {std::max(first, tile), std::min(end, tile + kTile)}; }
   int64_t first_vector() const { return first / kLanes; }
   int64_t end_vector() const { return (end + kLanes - 1) / kLanes; }
 };
@@ -80,22 +81,32 @@ inline Vector complete_scores(float* scores, KeySpan computed, KeySpan visible, 
 }
 
 // Turns a row of products of query and key into weights, of which those out of sight are 0, and starts the row's state
-// with their sum. The weights come out multiplied by the values' scales.
-template <bool kIsScaled, bool kIsCapped>
+// with their sum. The weights come out as factors in the place of the scores, multiplied by the values' scales; of rounded
+// ones the sum is taken, so that they add up to 1 in the end.
+template <typename Stored, bool kIsCapped>
 inline void weigh_row(float* scores, KeySpan computed, KeySpan visible, Scales scales, float softcap, const State& state) {
+  constexpr bool kIsScaled = std::is_same_v<Stored, int8_t>;
+  using Numbers = Factors<Stored>;
+  // Each vector of scores has been read when its weights are written, which take no more room.
+  const auto weights = [&](int64_t v) {
+    return reinterpret_cast<typename Numbers::Factor*>(scores) + v * kLanes / Numbers::kTogether;
+  };
   const Vector largest = complete_scores<kIsScaled, kIsCapped>(scores, computed, visible, scales, softcap);
   state.clear();
   if (largest[0] == -std::numeric_limits<float>::infinity()) {
-    std::fill(scores + computed.first_vector() * kLanes, scores + computed.end_vector() * kLanes, 0.0f);
+    for (int64_t v = computed.first_vector(); v < computed.end_vector(); ++v) store_factors(weights(v), Vector{});
     return;
   }
   store(state.largest(), largest);
   Vector sums = {};
   for (int64_t v = computed.first_vector(); v < computed.end_vector(); ++v) {
-    Vector weight = exp2(load(scores + v * kLanes) - largest);
-    sums += weight;
-    if constexpr (kIsScaled) weight *= load(scales.values + v * kLanes);
-    store(scores + v * kLanes, weight);
+    const Vector weight = exp2(load(scores + v * kLanes) - largest);
+    if constexpr (kIsScaled) {
+      sums += weight;
+      store_factors(weights(v), weight * load(scales.values + v * kLanes));
+    } else {
+      sums += store_factors(weights(v), weight);
+    }
   }
   store(state.weight_sums(), sums);
 }

@@ -3,6 +3,7 @@
 //
 // Every number is one chain of operations in the order of dimensions or of positions, so it does not matter how
 // many rows or columns are computed side by side, nor how many masked keys, whose weight is exactly 0, are beside it.
+// Rows and columns are of factors (attention_factors.h): depth counts them.
 
 constexpr int64_t kLine = 64;  // bytes that are fetched at once
 constexpr int64_t kTile = 64;  // keys of a tile, which starts at a multiple of kTile
@@ -37,25 +38,31 @@ struct Fetched {
 };
 
 // A tile's keys or values of one KV head, copied together.
-template <bool kStartsFrom0>
+template <typename Factor, bool kStartsFrom0>
 struct PackedColumns {
   static constexpr bool kFrom0 = kStartsFrom0;
   static constexpr int64_t kFetchedBytes = 0;
-  const float* data;
+  static constexpr int64_t kRowsFetched = kStretch;
+  const Factor* data;
   int64_t stride;
-  Vector load_at(int64_t k, int64_t v) const { return load(data + k * stride + v * kLanes); }
+  auto load_at(int64_t k, int64_t v) const { return load(data + k * stride + v * kLanes); }
   Fetched fetch_next(int64_t, int64_t) const { return {}; }
 };
 
 // A tile's keys of one KV head, where they lie: a row for each dimension, a column for each key.
 template <typename Number, typename Ahead>
 struct KeyColumns {
+  using Numbers = Factors<Number>;
   static constexpr bool kFrom0 = true;
-  static constexpr int64_t kFetchedBytes = kLanes * sizeof(Number);
+  static constexpr int64_t kFetchedBytes = Numbers::kTogether * kLanes * sizeof(Number);
+  static constexpr int64_t kRowsFetched = kStretch / Numbers::kTogether;
   const Number* const* vectors;
   int64_t stride;
   Ahead* ahead;  // null: it has fetched something for these keys before
-  Vector load_at(int64_t k, int64_t v) const { return load(vectors[v] + k * stride); }
+  auto load_at(int64_t k, int64_t v) const {
+    const Number* first = vectors[v] + k * Numbers::kTogether * stride;
+    return Numbers::join(first, first + stride);
+  }
   Fetched fetch_next(int64_t num_rows, int64_t row_bytes) const {
     return ahead != nullptr ? ahead->take(num_rows, row_bytes) : Fetched{reinterpret_cast<const char*>(vectors), 0};
   }
@@ -64,18 +71,23 @@ struct KeyColumns {
 // A tile's values of one KV head, where they lie: a row for each key, a column for each dimension.
 template <typename Number, typename Ahead>
 struct ValueColumns {
+  using Numbers = Factors<Number>;
   static constexpr bool kFrom0 = false;
-  static constexpr int64_t kFetchedBytes = kLanes * sizeof(Number);
+  static constexpr int64_t kFetchedBytes = Numbers::kTogether * kLanes * sizeof(Number);
+  static constexpr int64_t kRowsFetched = kStretch / Numbers::kTogether;
   const Number* const* rows;
   Ahead* ahead;
-  Vector load_at(int64_t k, int64_t v) const { return load(rows[k] + v * kLanes); }
+  auto load_at(int64_t k, int64_t v) const {
+    const Number* const* joined = rows + k * Numbers::kTogether;
+    return Numbers::join(joined[0] + v * kLanes, joined[Numbers::kTogether - 1] + v * kLanes);
+  }
   Fetched fetch_next(int64_t num_rows, int64_t row_bytes) const {
     return ahead != nullptr ? ahead->take(num_rows, row_bytes) : Fetched{reinterpret_cast<const char*>(rows), 0};
   }
 };
 
-template <int kRows, int kVectors, typename Columns>
-inline void multiply_block(Matrix<float> c, Matrix<const float> a, const Columns& b, int64_t first_vector,
+template <int kRows, int kVectors, typename Factor, typename Columns>
+inline void multiply_block(Matrix<float> c, Matrix<const Factor> a, const Columns& b, int64_t first_vector,
                            int64_t depth) {
   Vector sums[kRows][kVectors];
 #pragma GCC unroll 8
@@ -85,11 +97,11 @@ inline void multiply_block(Matrix<float> c, Matrix<const float> a, const Columns
       sums[row][v] = Columns::kFrom0 ? Vector{} : load(c.row(row) + (first_vector + v) * kLanes);
   int64_t k = 0;
   do {  // at least once, and so below: else the compiler keeps a copy of the sums in memory
-    const int64_t start = k, end = std::min(depth, start + kStretch);
+    const int64_t start = k, end = std::min(depth, start + Columns::kRowsFetched);
     constexpr int64_t kFetchedBytes = kVectors * Columns::kFetchedBytes;
     Fetched fetched = b.fetch_next(end - start, kFetchedBytes);
     do {
-      Vector columns[kVectors];
+      decltype(b.load_at(0, 0)) columns[kVectors];
 #pragma GCC unroll 8
       for (int v = 0; v < kVectors; ++v) columns[v] = b.load_at(k, first_vector + v);
 #pragma GCC unroll 8
@@ -97,9 +109,9 @@ inline void multiply_block(Matrix<float> c, Matrix<const float> a, const Columns
       fetched.at += fetched.step;
 #pragma GCC unroll 8
       for (int row = 0; row < kRows; ++row) {
-        const Vector factor = broadcast(a.row(row)[k]);
+        const auto factor = broadcast(a.row(row)[k]);
 #pragma GCC unroll 8
-        for (int v = 0; v < kVectors; ++v) sums[row][v] += factor * columns[v];
+        for (int v = 0; v < kVectors; ++v) sums[row][v] = add_product(sums[row][v], factor, columns[v]);
       }
     } while (++k < end);
   } while (k < depth);
@@ -109,8 +121,8 @@ inline void multiply_block(Matrix<float> c, Matrix<const float> a, const Columns
     for (int v = 0; v < kVectors; ++v) store(c.row(row) + (first_vector + v) * kLanes, sums[row][v]);
 }
 
-template <int kRows, int kVectors = vectors_at_once(kRows), typename Columns>
-inline void multiply_rows(Matrix<float> c, Matrix<const float> a, const Columns& b, int64_t depth,
+template <int kRows, int kVectors = vectors_at_once(kRows), typename Factor, typename Columns>
+inline void multiply_rows(Matrix<float> c, Matrix<const Factor> a, const Columns& b, int64_t depth,
                           int64_t first_vector, int64_t num_vectors) {
   for (; first_vector + kVectors <= num_vectors; first_vector += kVectors)
     multiply_block<kRows, kVectors>(c, a, b, first_vector, depth);
@@ -120,8 +132,8 @@ inline void multiply_rows(Matrix<float> c, Matrix<const float> a, const Columns&
 
 // c[rows][...] = or += a[rows][depth] * b[depth][...] for columns of the vectors first_vector ... num_vectors - 1, and
 // at most kFewRows rows.
-template <typename Columns>
-inline void multiply(int64_t rows, Matrix<float> c, Matrix<const float> a, const Columns& b, int64_t depth,
+template <typename Factor, typename Columns>
+inline void multiply(int64_t rows, Matrix<float> c, Matrix<const Factor> a, const Columns& b, int64_t depth,
                      int64_t first_vector, int64_t num_vectors) {
   switch (rows) {
     case 1: return multiply_rows<1>(c, a, b, depth, first_vector, num_vectors);
@@ -133,13 +145,4 @@ inline void multiply(int64_t rows, Matrix<float> c, Matrix<const float> a, const
     case 7: return multiply_rows<7>(c, a, b, depth, first_vector, num_vectors);
     case 8: return multiply_rows<8>(c, a, b, depth, first_vector, num_vectors);
   }
-}
-
-// Reads `count` numbers as one vector whose other lanes may be anything.
-template <typename Stored>
-inline Vector load_some(const Stored* from, int64_t count) {
-  if (count >= kLanes) return load(from);
-  Stored lanes[kLanes] = {};
-  std::copy_n(from, count, lanes);
-  return load(lanes);
 }

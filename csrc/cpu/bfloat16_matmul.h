@@ -19,11 +19,6 @@ inline Vector round_to_bfloat16(Vector value) {
 constexpr int kPairTile = 12;  // tokens
 constexpr int64_t kPiecePairs = 1024;
 
-// A token's numbers for two columns beside each other.
-struct Pair {
-  uint32_t bits;
-};
-
 // Pairs from one token's to the next's: whole cache lines, an odd number of them, since tokens that were a page apart
 // would push each other out of the first cache.
 inline int64_t pair_stride(int64_t columns) { return ((columns + 31) / 32 | 1) * 16; }
@@ -44,15 +39,16 @@ inline void round_row(Pair* to, const float* from, int64_t columns) {
 template <int kPanels, int kTokens>
 [[gnu::always_inline]] inline void add_step(Vector (&totals)[kTokens][kPanels * kParts], const BFloat16* panels,
                                             int64_t panel_stride, const Pair* input, int64_t input_stride) {
-  __m512i weights[kPanels];
+  PairVector weights[kPanels];
 #pragma GCC unroll 2
-  for (int panel = 0; panel < kPanels; ++panel) weights[panel] = _mm512_loadu_si512(panels + panel * panel_stride);
+  for (int panel = 0; panel < kPanels; ++panel)
+    weights[panel] = load(reinterpret_cast<const Pair*>(panels + panel * panel_stride));
 #pragma GCC unroll 16
   for (int token = 0; token < kTokens; ++token) {
-    const __m512i pair = _mm512_set1_epi32(input[token * input_stride].bits);
+    const PairVector pair = broadcast(input[token * input_stride]);
 #pragma GCC unroll 2
     for (int panel = 0; panel < kPanels; ++panel)
-      totals[token][panel] = _mm512_dpbf16_ps(totals[token][panel], (__m512bh)weights[panel], (__m512bh)pair);
+      totals[token][panel] = add_product(totals[token][panel], weights[panel], pair);
   }
 }
 

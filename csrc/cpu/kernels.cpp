@@ -34,6 +34,8 @@ namespace FATHOM_LEVEL {
 #include "scratch.h"
 #include "number_formats.h"
 #include "kv_page.h"
+#include "bfloat16_pairs.h"
+#include "attention_factors.h"
 #include "attention_tile.h"
 #include "attention_state.h"
 #include "attention_plan.h"

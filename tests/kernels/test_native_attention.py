@@ -14,6 +14,7 @@ from tests.kernels.kv_pages import FORMATS, cache_of
 native = pytest.importorskip("fathom._cpu")
 
 PROMPT = 700  # past two of the fixed ranges of keys
+ROUNDING = 2.0**-8  # of bfloat16, relative
 
 
 @pytest.fixture(autouse=True, params=native.levels())
@@ -23,6 +24,11 @@ def level(request: pytest.FixtureRequest) -> Iterator[str]:
     yield request.param
     native.use_level(before)
     native.set_num_threads(threads)
+
+
+def multiplies_pairs(dtype: KVDtype) -> bool:
+    """Whether queries and weights are rounded to bfloat16 at this level."""
+    return native.level() == "avx512bf16" and dtype == "bfloat16"
 
 
 class Cache:
@@ -74,7 +80,13 @@ def test_equals_plain_torch(
     cache = Cache(321, block_size, heads, kv_heads, dim, dtype)
     batch = [(0, 1), (0, 200), (199, 200), (200, 264), (64, 64), (0, 64), (320, 321), (255, 258)]
     native.set_num_threads(2)
-    torch.testing.assert_close(cache.attend(batch, **options), cache.attend(batch, ref, **options), atol=1e-5, rtol=0)
+    actual, expected = cache.attend(batch, **options), cache.attend(batch, ref, **options)
+    if not multiplies_pairs(dtype):
+        torch.testing.assert_close(actual, expected, atol=1e-5, rtol=0)
+        return
+    # A weight is off by a score's error and its own rounding, and an output by as much of the values around it.
+    torch.testing.assert_close(actual, expected, atol=6 * ROUNDING, rtol=0)
+    assert (actual - expected).square().mean().sqrt() < ROUNDING / 4
 
 
 @pytest.mark.parametrize("dtype", FORMATS)
@@ -89,6 +101,24 @@ def test_chunks_change_no_bit(options: dict, dtype: KVDtype) -> None:
             assert torch.equal(cache.attend(chunks, **options), whole)  # all at once
             last = chunks[-1:]
             assert torch.equal(cache.attend(last, **options), whole[last[0][0] :])  # alone
+
+
+@pytest.mark.parametrize("dtype", FORMATS)
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(3, 3, 128), (14, 2, 64), (4, 1, 256), (2, 2, 7)])
+def test_single_rows_get_the_bits_of_a_prompt(heads: int, kv_heads: int, dim: int, dtype: KVDtype) -> None:
+    """Few rows read pages where they lie, many are given copies; keys end, and windows start, at odd places too."""
+    cache = Cache(301, 16, heads, kv_heads, dim, dtype)
+    for options in ({}, {"window": 46}, {"window": 45, "softcap": 4.0}):
+        whole = cache.attend([(0, 301)], **options)
+        assert torch.equal(cache.attend(chunks_of(1, 301), **options), whole)
+
+
+def test_where_rounding_changes_nothing_pairs_give_what_float32_gives() -> None:
+    """All weights are 1."""
+    cache = Cache(301, 16, 2, 1, 64, "bfloat16")
+    cache.query, cache.scale = torch.zeros_like(cache.query), 1.0
+    expected = cache.attend([(0, 301), (300, 301)], ref)
+    torch.testing.assert_close(cache.attend([(0, 301), (300, 301)]), expected, atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("dtype", FORMATS)
