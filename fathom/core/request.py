@@ -7,12 +7,14 @@ from enum import IntEnum
 
 import numpy as np
 
-from fathom.core.kv_cache.hashing import BlockHasher
+from fathom.core.kv_cache.held_blocks import HeldBlocks
 from fathom.sampling_params import RequestOutputKind, SamplingParams
 from fathom.wire.messages import EngineCoreRequest, FinishReason
 
 ATTENDED = -1
 """In place of the number of a step: the request does not coast."""
+ARRIVAL_BITS = 48
+"""Of `Request.order`."""
 
 
 class RequestStatus(IntEnum):
@@ -30,27 +32,37 @@ class Request:
     after are `num_awaited_tokens` whose values are not known yet, since the steps that sample them are in flight.
 
     While it coasts (see scheduler/in_flight.py) its cursor and tokens are those of the step before `coasts_from`, the
-    first that it coasts through; it is attended to in step `coasts_until` at the latest.
+    first that it coasts through; it is looked at in step `coasts_until` at the latest.
+
+    Args:
+        arrival: how many came before it.
+        priority: 0 for all if the order of service is that of arrival.
+
+    Attributes:
+        order: its place in the order of service, lowest first: priority, then arrival, in one number, since two
+            numbers in a tuple are three objects, which every comparison would fetch from memory.
+        held: its blocks, the KV manager's.
     """
 
     __slots__ = (
-        "arrival_time",
+        "arrival",
         "block_hashes",
         "choice",
         "coasts_from",
         "coasts_until",
+        "column",
         "end_token_ids",
         "extra_key",
+        "held",
         "is_watched",
-        "key",
         "max_num_tokens",
         "num_awaited_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
         "num_preemptions",
         "num_prompt_tokens",
+        "order",
         "params",
-        "priority",
         "prompt_logprobs_sent",
         "request_id",
         "scheduled_time",
@@ -65,16 +77,16 @@ class Request:
         source: EngineCoreRequest,
         prompt: np.ndarray,
         params: SamplingParams,
-        key: tuple[int, int],
+        arrival: int,
+        priority: int,
         max_model_len: int,
     ) -> None:
         self.request_id = source.request_id
         self.params = params
         self.seed = source.seed
         self.choice = source.choice
-        self.arrival_time = source.arrival_time
-        self.priority = source.priority
-        self.key = key  # place in the order of service, lowest first
+        self.arrival = arrival
+        self.order = priority << ARRIVAL_BITS | arrival
         self.extra_key = extra_key(source.cache_salt, source.lora_name)
         self.token_ids = array("i", prompt.astype(np.int32, copy=False).tobytes())
         self.num_prompt_tokens = len(self.token_ids)
@@ -82,6 +94,8 @@ class Request:
         self.num_awaited_tokens = 0
         self.coasts_from = ATTENDED
         self.coasts_until = ATTENDED
+        self.column = 0  # while it coasts, of its tokens
+        self.held = HeldBlocks()
         self.settled_until = 0  # up to which token the KV manager has nothing to do for it
         self.num_cached_tokens = -1  # -1: not admitted yet
         self.num_preemptions = 0
@@ -103,15 +117,6 @@ class Request:
     def num_missing(self) -> int:
         """Tokens that exist or are awaited and are not computed: 1 while it generates, more for a prompt."""
         return len(self.token_ids) + self.num_awaited_tokens - self.num_computed_tokens
-
-    def hash_full_blocks(self, hasher: BlockHasher, num_blocks: int) -> None:
-        """Extend `block_hashes` to the first `num_blocks` blocks; all of their tokens must exist."""
-        hashes = self.block_hashes
-        size = hasher.block_size
-        while len(hashes) < num_blocks:
-            start = len(hashes) * size
-            parent = hashes[-1] if hashes else b""
-            hashes.append(hasher.hash(parent, self.token_ids[start : start + size].tobytes(), self.extra_key))
 
     def ends_by_length(self) -> bool:
         """Whether the tokens that exist or are awaited are all that it may have, so that nothing is left to compute."""

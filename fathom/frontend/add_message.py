@@ -35,7 +35,6 @@ def build_add_message(requests: Sequence[ProcessedRequest], engine_ids: Sequence
                 params=index,
                 seed=request.seed,
                 choice=choice,
-                arrival_time=request.arrival_time,
                 priority=request.priority,
                 cache_salt=request.cache_salt,
             )

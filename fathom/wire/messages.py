@@ -57,7 +57,6 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, gc=False):
     params: int
     seed: int
     choice: int = 0
-    arrival_time: float = 0.0
     priority: int = 0
     cache_salt: str | None = None
     lora_name: str | None = None

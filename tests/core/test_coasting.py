@@ -155,21 +155,46 @@ def run(scheduler: Scheduler, worker: SimulatedWorker, message: AddRequests) -> 
     return told
 
 
-def test_a_request_is_looked_at_for_its_first_token_its_blocks_and_its_end() -> None:
+def test_a_request_is_attended_to_for_its_first_token_and_its_end() -> None:
     kv = kv_config(20, block_size=8)
     told = run(make_scheduler(kv), SimulatedWorker(kv), request("a", [1, 2, 3], 16))
     assert [output.new_token_ids[0] for _, output in told] == expected_answer([1, 2, 3], 16)
-    # Of 18 tokens that are computed, 8 and 16 fill a block, 9 and 17 begin one, and the last is the answer's.
-    assert [position for position, (coasts, _) in enumerate(told, start=3) if not coasts] == [3, 8, 9, 16, 17, 18]
+    assert [index for index, (coasts, _) in enumerate(told) if not coasts] == [0, 15]
     assert told[-1][1].finish_reason is FinishReason.LENGTH
 
 
-def test_large_blocks_do_not_have_tokens_kept_for_longer_than_that() -> None:
-    kv = kv_config(4, block_size=128)
-    told = run(make_scheduler(kv, max_model_len=128), SimulatedWorker(kv), request("a", [1], 60))
-    assert [output.new_token_ids[0] for _, output in told] == expected_answer([1], 60)
-    looked_at = [index for index, (coasts, _) in enumerate(told) if not coasts]
-    assert looked_at == [0, *range(MOST_STEPS + 1, 59, MOST_STEPS + 1), 59]
+def test_a_request_that_coasts_gets_blocks_and_has_full_ones_found() -> None:
+    kv = kv_config(20, block_size=8)
+    scheduler, worker = make_scheduler(kv), SimulatedWorker(kv)
+    scheduler.add_requests(request("a", [1, 2, 3], 16))
+    new_blocks = {}
+    for position in range(3, 18):  # tokens that have been computed after the step
+        step = scheduler.schedule()
+        scheduler.update_from_output(step, worker.execute(step))
+        if step.new_block_ids:
+            assert list(step.new_block_ids) == ["a"]
+            new_blocks[position] = len(step.new_block_ids["a"][0])
+    assert new_blocks == {9: 1, 17: 1}
+    scheduler.add_requests(request("b", [1, 2, 3, *expected_answer([1, 2, 3], 15)]))
+    scheduler.schedule()
+    assert scheduler.requests["b"].num_cached_tokens == 16
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_large_blocks_do_not_have_tokens_kept_for_longer_than_that(depth: int) -> None:
+    """An answer in one block, of which every token is known in the end, though few steps' are kept."""
+    kv = kv_config(4, block_size=256)
+    scheduler, worker = make_scheduler(kv, max_model_len=256), SimulatedWorker(kv)
+    scheduler.add_requests(request("a", [1], 8 * MOST_STEPS))
+    tokens = scheduler.requests["a"].token_ids
+    steps = deque([scheduler.schedule()])
+    while scheduler.has_unfinished_requests():
+        while len(steps) < depth and (step := scheduler.schedule()).num_scheduled_tokens:
+            steps.append(step)
+        scheduler.update_from_output(steps[0], worker.execute(steps.popleft()))
+        missing = scheduler.stats().num_steps - len(steps) - (len(tokens) - 1)
+        assert missing <= MOST_STEPS + 1
+    assert list(tokens[1:]) == expected_answer([1], 8 * MOST_STEPS)
 
 
 @pytest.mark.parametrize("min_tokens", [0, 30])

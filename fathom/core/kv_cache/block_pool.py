@@ -1,17 +1,16 @@
 """BlockPool: who uses which KV block, and which free blocks still hold a prefix worth finding again.
 
-    free queue   [b7 b2 | b9 b4 b1 ...]      next to be handed out on the left
-                  empty   cached, least recently used first
-
 A block is in use (its reference count is the number of requests whose tables hold it) or in the free queue. A
 free block keeps its hash until it is handed out again; a hit takes it back out of the queue. Every operation
-is O(1) for each block that it touches.
+is O(1) for each block that it touches, and touches little: what is kept of a block is a number in each of three lists,
+since objects of its own would each be somewhere else in memory.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable
+
+from fathom.core.kv_cache.free_queue import FreeKVCacheBlockQueue
 
 NULL_BLOCK = 0
 
@@ -24,9 +23,10 @@ class BlockPool:
 
     def __init__(self, num_blocks: int, num_groups: int = 1) -> None:
         self.num_blocks = num_blocks
-        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks))
+        self._free = FreeKVCacheBlockQueue(num_blocks)
         self._ref_counts = [0] * num_blocks
-        self._hashes: list[tuple[int, bytes] | None] = [None] * num_blocks
+        self._hashes: list[bytes | None] = [None] * num_blocks
+        self._groups = [0] * num_blocks  # of those that have a hash
         self._cached: list[dict[bytes, int]] = [{} for _ in range(num_groups)]
         self._newly_registered: list[int] = []
         self.num_free_cached = 0
@@ -57,26 +57,26 @@ class BlockPool:
             if block == NULL_BLOCK:
                 continue
             if self._ref_counts[block] == 0:
-                del self._free[block]
-                self.num_free_cached -= self._hashes[block] is not None
+                self._free.remove(block)
+                self.num_free_cached -= 1
             self._ref_counts[block] += 1
 
     def allocate(self, count: int) -> list[int]:
         """Hand out `count` blocks with one reference each; what they held is forgotten. The caller checked num_free."""
-        blocks = []
-        for _ in range(count):
-            block, _ = self._free.popitem(last=False)
+        blocks = self._free.popleft_n(count)
+        for block in blocks:
             if self._hashes[block] is not None:
                 self._forget(block)
             self._ref_counts[block] = 1
-            blocks.append(block)
-        self.num_ever_used = max(self.num_ever_used, max(blocks, default=0) + 1)
+        if self.num_ever_used < self.num_blocks:
+            self.num_ever_used = max(self.num_ever_used, max(blocks, default=0) + 1)
         return blocks
 
     def register(self, group: int, block: int, block_hash: bytes) -> None:
         """Make a full block findable. If the same tokens are cached already, the older block stays the one found."""
         if self._hashes[block] is None and self._cached[group].setdefault(block_hash, block) == block:
-            self._hashes[block] = (group, block_hash)
+            self._hashes[block] = block_hash
+            self._groups[block] = group
             self._newly_registered.append(block)
 
     def take_newly_registered(self) -> list[int]:
@@ -89,16 +89,19 @@ class BlockPool:
 
         Blocks that nobody can find again go to the front of the queue, cached ones to its end.
         """
+        cached = []
         for block in blocks:
             if block == NULL_BLOCK:
                 continue
-            self._ref_counts[block] -= 1
-            if self._ref_counts[block] == 0:
-                self._free[block] = None
-                if self._hashes[block] is None:
-                    self._free.move_to_end(block, last=False)
-                else:
-                    self.num_free_cached += 1
+            uses = self._ref_counts[block] = self._ref_counts[block] - 1
+            if uses:
+                continue
+            if self._hashes[block] is None:
+                self._free.appendleft(block)
+            else:
+                cached.append(block)
+        self._free.append_n(cached)
+        self.num_free_cached += len(cached)
 
     def unregister(self, blocks: Iterable[int]) -> None:
         """Make blocks unfindable, since what they hold is not to be trusted."""
@@ -114,20 +117,23 @@ class BlockPool:
 
     def check_invariants(self) -> None:
         """Raise AssertionError if the books do not balance. For tests and idle moments: O(num_blocks)."""
+        free = list(self._free)
+        unused = set(free)
+        assert len(free) == len(unused) == len(self._free), "a block is free twice"
         for block in range(1, self.num_blocks):
-            assert (self._ref_counts[block] == 0) == (block in self._free), f"block {block} is free and in use"
+            assert (self._ref_counts[block] == 0) == (block in unused), f"block {block} is free and in use"
             assert self._ref_counts[block] >= 0, f"block {block} was released too often"
-            entry = self._hashes[block]
-            assert entry is None or self._cached[entry[0]].get(entry[1]) == block, f"block {block} is lost"
-        assert NULL_BLOCK not in self._free
+            block_hash = self._hashes[block]
+            assert block_hash is None or self._cached[self._groups[block]].get(block_hash) == block, "a block is lost"
+        assert NULL_BLOCK not in unused
         assert self._hashes[NULL_BLOCK] is None
         cached = sum(map(len, self._cached))
         assert cached == sum(entry is not None for entry in self._hashes), "the cache holds a block twice"
-        assert self.num_free_cached == sum(self._hashes[block] is not None for block in self._free)
+        assert self.num_free_cached == sum(self._hashes[block] is not None for block in free)
 
     def _forget(self, block: int) -> None:
-        entry = self._hashes[block]
-        if entry is not None:
-            del self._cached[entry[0]][entry[1]]
+        block_hash = self._hashes[block]
+        if block_hash is not None:
+            del self._cached[self._groups[block]][block_hash]
             self._hashes[block] = None
             self.num_free_cached -= self._ref_counts[block] == 0

@@ -8,8 +8,9 @@ so nobody outside can tell which hashes it holds.
 
 from __future__ import annotations
 
-import hashlib
 import secrets
+from array import array
+from hashlib import sha256
 
 
 class BlockHasher:
@@ -19,14 +20,19 @@ class BlockHasher:
         self.block_size = block_size
         self._root = secrets.token_bytes(32) if seed is None else seed
 
-    def hash(self, parent: bytes, tokens: bytes, extra_key: bytes) -> bytes:
-        """Hash of one block.
+    def extend(self, hashes: list[bytes], num_blocks: int, token_ids: array[int], extra_key: bytes) -> None:
+        """Extend the hashes of a sequence's first blocks to those of its first `num_blocks`.
 
         Args:
-            parent: the hash of the block before, or b"" for the first one.
-            tokens: the block's token ids as int32.
+            token_ids: the sequence's, as int32, at least `num_blocks` full blocks of them.
             extra_key: mixed into the first block, and through the chain into all that follow.
         """
-        if parent:
-            return hashlib.sha256(parent + tokens).digest()
-        return hashlib.sha256(self._root + len(extra_key).to_bytes(4, "little") + extra_key + tokens).digest()
+        first, size = len(hashes), self.block_size
+        if num_blocks <= first:
+            return
+        before = hashes[-1] if hashes else self._root + len(extra_key).to_bytes(4, "little") + extra_key
+        tokens = token_ids[first * size : num_blocks * size].tobytes()
+        block_bytes = size * token_ids.itemsize
+        for start in range(0, len(tokens), block_bytes):
+            before = sha256(before + tokens[start : start + block_bytes]).digest()
+            hashes.append(before)

@@ -12,6 +12,7 @@ hold the null block.
 
 from __future__ import annotations
 
+from collections import Counter
 from math import ceil
 
 from fathom.core.kv_cache.block_pool import NULL_BLOCK, BlockPool
@@ -43,9 +44,6 @@ class KVCacheManager:
         self._windows = [group.window for group in config.groups]
         self._has_windows = any(window is not None for window in self._windows)
         self._max_step = max_num_batched_tokens
-        self._tables: dict[str, Blocks] = {}
-        self._num_registered: dict[str, int] = {}
-        self._first_kept: dict[str, list[int]] = {}
 
     def find_cached_prefix(self, request: Request) -> tuple[Blocks, int]:
         """The longest cached prefix of a request that is not running: its blocks, per group, and its tokens.
@@ -55,7 +53,7 @@ class KVCacheManager:
         if not self.enable_prefix_caching or request.params.skip_reading_prefix_cache:
             return self._no_blocks(), 0
         limit = (request.num_tokens - 1) // self.block_size
-        request.hash_full_blocks(self.hasher, limit)
+        self._hash_full_blocks(request, limit)
         num_blocks = self._longest_hit(request.block_hashes, limit)
         blocks = tuple(self._hit_blocks(group, request.block_hashes, num_blocks) for group in range(len(self._groups)))
         return blocks, num_blocks * self.block_size
@@ -79,14 +77,15 @@ class KVCacheManager:
         """Start the tables of a request with its cached prefix."""
         for blocks in cached:
             self.pool.touch(blocks)
-        self._tables[request.request_id] = tuple(list(blocks) for blocks in cached)
-        self._num_registered[request.request_id] = len(cached[0])
-        self._first_kept[request.request_id] = [
+        held = request.held
+        held.tables = tuple(list(blocks) for blocks in cached)
+        held.num_registered = len(cached[0])
+        held.first_kept = [
             next((i for i, block in enumerate(blocks) if block != NULL_BLOCK), len(blocks)) for blocks in cached
         ]
 
-    def allocate_slots(self, request: Request, num_new_tokens: int) -> Blocks | None:
-        """Make room for the request's next `num_new_tokens` tokens.
+    def allocate_slots(self, request: Request, num_new_tokens: int, num_behind: int = 0) -> Blocks | None:
+        """Make room for the request's next `num_new_tokens` tokens; its cursor is `num_behind` tokens behind.
 
         There is nothing to do, and no need to call this, while they end at or before `request.settled_until`: within a
         block that the request has, and before that is full.
@@ -95,13 +94,14 @@ class KVCacheManager:
             the new blocks of each group; () if the last blocks had room; None, changing nothing, if the pool
             cannot give them.
         """
-        request_id = request.request_id
-        tables = self._tables[request_id]
-        end = request.num_computed_tokens + num_new_tokens
+        held = request.held
+        tables = held.tables
+        cursor = request.num_computed_tokens + num_behind
+        end = cursor + num_new_tokens
         missing = -(-end // self.block_size) - len(tables[0])
         if missing > 0:
             if self._has_windows:
-                self._release_out_of_window(request, tables)
+                self._release_out_of_window(request, cursor)
             if missing * len(tables) > self.pool.num_free:
                 return None
             new: Blocks = tuple([self.pool.allocate(missing) for _ in tables])
@@ -109,13 +109,18 @@ class KVCacheManager:
                 table.extend(blocks)
         else:
             new = ()
-        if end // self.block_size > self._num_registered[request_id]:
+        if end // self.block_size > held.num_registered:
             self.register_full_blocks(request, min(end, request.num_tokens))
         settled = len(tables[0])
         if self.enable_prefix_caching:
-            settled = min(settled, self._num_registered[request_id] + 1)
+            settled = min(settled, held.num_registered + 1)
         request.settled_until = settled * self.block_size - 1
         return new
+
+    def fills_block(self, request: Request, num_new_tokens: int) -> bool:
+        """Whether a block is full with the next `num_new_tokens` tokens that is not findable yet."""
+        num_full = (request.num_computed_tokens + num_new_tokens) // self.block_size
+        return self.enable_prefix_caching and num_full > request.held.num_registered
 
     def register_full_blocks(self, request: Request, num_tokens: int) -> None:
         """Make the full blocks among a request's first `num_tokens` tokens findable.
@@ -123,34 +128,31 @@ class KVCacheManager:
         The tokens must be known, and be computed by steps that are launched before any that could find them.
         """
         num_full = num_tokens // self.block_size
-        registered = self._num_registered[request.request_id]
+        held = request.held
+        registered = held.num_registered
         if num_full <= registered or not self.enable_prefix_caching:
             return
-        request.hash_full_blocks(self.hasher, num_full)
-        for group, table in enumerate(self._tables[request.request_id]):
+        self._hash_full_blocks(request, num_full)
+        for group, table in enumerate(held.tables):
             for index in range(registered, num_full):
                 if table[index] != NULL_BLOCK:
                     self.pool.register(group, table[index], request.block_hashes[index])
-        self._num_registered[request.request_id] = num_full
+        held.num_registered = num_full
 
     def block_ids(self, request: Request) -> Blocks:
         """The request's tables as they are now (copies)."""
-        return tuple(list(table) for table in self._tables[request.request_id])
+        return tuple(list(table) for table in request.held.tables)
 
     def free(self, request: Request, *, keep_cached: bool = True) -> None:
         """Take back all of a request's blocks, the last first, so that a prefix's tail is evicted before its head.
 
         keep_cached=False also forgets what they hold: for a request whose values are not to be trusted.
         """
-        tables = self._tables.pop(request.request_id, None)
-        if tables is None:
-            return
-        del self._num_registered[request.request_id]
-        del self._first_kept[request.request_id]
-        for table in tables:
+        for table in request.held.tables:
             if not keep_cached:
                 self.pool.unregister(table)
             self.pool.release(reversed(table))
+        request.held.clear()
 
     def reset_prefix_cache(self) -> None:
         """Forget all cached prefixes; running requests go on and cache the blocks that they fill from now on."""
@@ -160,19 +162,18 @@ class KVCacheManager:
         """Raise AssertionError unless the tables are those of the running requests and the pool's books balance."""
         self.pool.check_invariants()
         for request in running:
-            slots = len(self._tables[request.request_id][0]) * self.block_size
+            slots = len(request.held.tables[0]) * self.block_size
             assert max(request.num_computed_tokens, request.settled_until) <= slots, "a token has no slot"
-        assert set(self._tables) == {request.request_id for request in running}
-        uses: dict[int, int] = {}
-        for tables in self._tables.values():
-            for table in tables:
-                for block in table:
-                    uses[block] = uses.get(block, 0) + 1
-        uses.pop(NULL_BLOCK, None)
+        uses = Counter(block for request in running for table in request.held.tables for block in table)
+        del uses[NULL_BLOCK]
         assert len(uses) == self.pool.num_blocks - 1 - self.pool.num_free, "a block leaked"
 
     def _no_blocks(self) -> Blocks:
         return tuple([] for _ in self._groups)
+
+    def _hash_full_blocks(self, request: Request, num_blocks: int) -> None:
+        """Extend the request's block hashes to its first `num_blocks` blocks, whose tokens must exist."""
+        self.hasher.extend(request.block_hashes, num_blocks, request.token_ids, request.extra_key)
 
     def _longest_hit(self, hashes: list[bytes], limit: int) -> int:
         """Blocks of the longest prefix that is cached in every group.
@@ -217,12 +218,12 @@ class KVCacheManager:
         found = [self.pool.find(group, block_hash) for block_hash in hashes[first:count]]
         return [NULL_BLOCK] * first + [block for block in found if block is not None]
 
-    def _release_out_of_window(self, request: Request, tables: Blocks) -> None:
-        first_kept = self._first_kept[request.request_id]
+    def _release_out_of_window(self, request: Request, cursor: int) -> None:
+        tables, first_kept = request.held.tables, request.held.first_kept
         for group, window in enumerate(self._windows):
             if window is None:
                 continue
-            oldest_key = request.num_computed_tokens - window + 1
+            oldest_key = cursor - window + 1
             keep_from = min(oldest_key // self.block_size, len(tables[group]))
             begin = first_kept[group]
             if keep_from > begin:

@@ -1,31 +1,34 @@
 """Steps between `schedule` and `update_from_output`, and the requests that coast through them.
 
-Most of what a running request needs in a step is the same for all: one more token. While its tokens fall into the block
-that it has, and none of them can be the last by length, there is nothing to decide about it, and how many steps that
-lasts is known beforehand. For so long it coasts: every step computes a token of it, and nobody looks at it. Its cursor
-and its tokens stand still and are made up for when it is attended to again,
+Most of what a running request needs in a step is the same for all: one more token. While none of its tokens can be the
+last by length there is nothing to decide about it, and so it coasts: every step computes a token of it, and it is
+looked at only when it has filled a block and when it needs one, in two of as many steps as a block has tokens. Its
+cursor and its tokens stand still meanwhile, and are made up for when it is looked at,
 
-    step         | 7      | 8     | 9     | 10    | 11                                             |
-    a request    | attend | coast | coast | coast | attend: make up for three steps, get a block   |
+    step         | 6      | 7     | 8     | 9     | 10    | 11                                             |
+    a request    | attend | coast | coast | coast | coast | coast: make up for four steps, register a block |
 
-which is when those steps are over, or before, if it is to be preempted or dropped or has sampled a token that may end
-it. A step's cost is thus that of the requests which need something: with blocks of 16 tokens one in sixteen. To go
-through thousands of objects for every token would take longer for each of them the more there are, since they do not
-stay in the processor's cache from one step to the next.
+or attended to again: when it has come near its length, is to be preempted or dropped, or has sampled a token that may
+end it. A step's cost is thus that of the requests which need something. To go through thousands of objects for every
+token would take longer for each of them the more there are, since they do not stay in the processor's cache from one
+step to the next. For the same reason what the steps sample is kept as rows of numbers, in which whoever coasts has a
+column: the steps' dictionaries would be ten megabytes.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, repeat
 
 from fathom.core.request import ATTENDED, Request
 from fathom.step import SchedulerOutput
 
+NO_TOKEN = -1
 MOST_STEPS = 16
-"""That a request coasts. The tokens of as many steps are kept, and of up to as many more."""
+"""That a request coasts without being looked at. The tokens of twice as many are kept, and of up to as many more."""
 
 
 @dataclass(slots=True)
@@ -56,8 +59,10 @@ class StepsInFlight:
         self.num_watched = 0
         self._steps: deque[StepInFlight] = deque()
         self._num_launched = 0
-        self._sampled: list[Mapping[str, int]] = []  # by the steps that landed last
-        self._due: dict[int, list[Request]] = {}  # by the number of the step that is to attend to them
+        self._columns: list[str] = []  # who has which; "": nobody
+        self._free_columns: list[int] = []
+        self._sampled: list[array[int]] = []  # rows of the steps that landed last
+        self._due: dict[int, list[Request]] = {}  # by the number of the step that is to look at them
         self._end_token_ids: set[int] = set()  # of all that coast, and of some that did
 
     def __len__(self) -> int:
@@ -77,8 +82,9 @@ class StepsInFlight:
         """Take the oldest step, with the tokens that it has sampled."""
         step = self._steps.popleft()
         assert step.work is work, "steps are to be updated in the order in which they were scheduled"
-        self._sampled.append(sampled_token_ids)
-        if len(self._sampled) > 2 * MOST_STEPS:
+        if self._columns:
+            self._sampled.append(array("i", list(map(sampled_token_ids.get, self._columns, repeat(NO_TOKEN)))))
+        if len(self._sampled) > 3 * MOST_STEPS:
             del self._sampled[:MOST_STEPS]
         return step
 
@@ -88,30 +94,90 @@ class StepsInFlight:
 
     def coast(self, request: Request) -> bool:
         """Let a running request coast from the next step on; False if that needs to look at it."""
-        # The step's token must have a slot, and the token that it samples must not be the last that may be.
-        num_steps = min(request.settled_until, request.max_num_tokens - 2) - request.num_computed_tokens
-        if num_steps < 1 or request.num_missing != 1 or request.params.logprobs is not None:
+        if request.num_missing != 1 or request.params.logprobs is not None:
             return False
         if not request.num_awaited_tokens:  # it is a prompt's last token that is missing
             return False
+        cursor = request.num_computed_tokens
+        # The step's token must have a slot, and the token that it samples must not be the last that may be.
+        if cursor >= request.settled_until or cursor >= request.max_num_tokens - 2:
+            return False
         request.coasts_from = self._num_launched
-        request.coasts_until = until = self._num_launched + min(num_steps, MOST_STEPS)
+        self._plan(request, self._num_launched, cursor)
         self.coasting[request.request_id] = request
+        self._take_column(request)
         self.num_watched += request.is_watched
         if request.end_token_ids:
             self._end_token_ids |= request.end_token_ids
+        return True
+
+    def due(self) -> tuple[list[Request], list[Request]]:
+        """Of those that coast, the ones that the step to be scheduled next must look at, and those it must attend to.
+
+        To be asked once for a step.
+        """
+        number = self._num_launched
+        requests = self._due.pop(number, None)
+        if requests is None:
+            return [], []
+        due: list[Request] = []
+        near_end: list[Request] = []
+        for request in dict.fromkeys(requests):
+            if request.coasts_until == number:
+                cursor = request.num_computed_tokens + number - request.coasts_from
+                (due if cursor < request.max_num_tokens - 2 else near_end).append(request)
+        return due, near_end
+
+    def num_behind(self, request: Request) -> int:
+        """By how many tokens the cursor of one that coasts is behind, at the step to be scheduled next."""
+        return self._num_launched - request.coasts_from
+
+    def go_on(self, request: Request) -> None:
+        """Let one that has been looked at coast on, through the step that is being scheduled and those behind it."""
+        if self.num_behind(request) >= MOST_STEPS:
+            self.catch_up(request)
+        cursor = request.num_computed_tokens + self.num_behind(request)
+        self._plan(request, self._num_launched + 1, cursor + 1)
+
+    def catch_up(self, request: Request) -> None:
+        """Give one that coasts its tokens of the steps that have landed."""
+        begin, landed = request.coasts_from, self._num_launched - len(self._steps)
+        if begin < landed:
+            column = request.column
+            tokens = [row[column] for row in self._sampled[begin - landed :]]
+            assert min(tokens) > NO_TOKEN, "a step has sampled nothing for a request that coasts"
+            request.token_ids.fromlist(tokens)
+            request.num_computed_tokens += landed - begin
+            request.coasts_from = landed
+
+    def _plan(self, request: Request, step: int, cursor: int) -> None:
+        """Have one that coasts looked at in time, `step` or later, its cursor being at `cursor` before that."""
+        num_steps = min(request.settled_until - cursor, request.max_num_tokens - 2 - cursor, MOST_STEPS)
+        request.coasts_until = until = step + max(num_steps, 0)
         due = self._due.get(until)
         if due is None:
             self._due[until] = [request]
         else:
             due.append(request)
-        return True
 
-    def due(self) -> list[Request]:
-        """Those that coast and that the step to be scheduled next must look at, some twice. Asked once for a step."""
-        number = self._num_launched
-        due = self._due.pop(number, None)
-        return [] if due is None else [request for request in due if request.coasts_until == number]
+    def _take_column(self, request: Request) -> None:
+        if self._free_columns:
+            request.column = self._free_columns.pop()
+            self._columns[request.column] = request.request_id
+        else:
+            request.column = len(self._columns)
+            self._columns.append(request.request_id)
+
+    def _leave_column(self, request: Request) -> None:
+        """Also moves all together when most columns are nobody's, since every step goes through them."""
+        self._columns[request.column] = ""
+        self._free_columns.append(request.column)
+        if len(self._columns) > 4 * len(self.coasting) + MOST_STEPS:
+            for other in self.coasting.values():
+                self.catch_up(other)
+            self._columns, self._free_columns = [], []
+            for other in self.coasting.values():
+                self._take_column(other)
 
     def may_end(self, sampled_token_ids: Mapping[str, int]) -> list[Request]:
         """Those that coast whose token, by the oldest step, is among the ones that end them."""
@@ -130,23 +196,22 @@ class StepsInFlight:
         request_id = request.request_id
         del self.coasting[request_id]
         self.num_watched -= request.is_watched
-        begin, launched = request.coasts_from, self._num_launched
-        request.coasts_from = request.coasts_until = ATTENDED
-        landed = launched - len(self._steps)
-        if begin < landed:
-            request.token_ids.extend([sampled[request_id] for sampled in self._sampled[begin - landed :]])
-            begin_in_flight = landed
-        else:
-            begin_in_flight = begin
-        for step in islice(self._steps, begin_in_flight - landed, None):
+        self.catch_up(request)
+        behind = self.num_behind(request)
+        for step in islice(self._steps, len(self._steps) - behind, None):
             step.attended[request_id] = request
-        request.num_awaited_tokens += launched - begin_in_flight
-        request.num_computed_tokens += launched - begin
-        if not self.coasting:
+        request.num_awaited_tokens += behind
+        request.num_computed_tokens += behind
+        request.coasts_from = request.coasts_until = ATTENDED
+        if self.coasting:
+            self._leave_column(request)
+        else:
             self._forget_all()
 
     def _forget_all(self) -> None:
         """Nobody coasts: keep nothing for it."""
         self._due.clear()
+        self._columns.clear()
+        self._free_columns.clear()
         self._sampled.clear()
         self._end_token_ids.clear()

@@ -62,16 +62,16 @@ class PrefillRoom:
         size: of a step.
         limit: most tokens of a step, as the worker's buffers hold them.
         longest_chunk: most tokens of one prompt.
-        running: requests; each that generates takes a token of the step, whatever is left for prompts.
-        generating: other running requests, which all do.
+        running: all requests that do; each that generates takes a token of the step, whatever is left for prompts.
+        looked_at: of these, in order, the ones that the step looks at; the others all generate.
 
     Attributes:
-        num_passed: of `running`, in order, those that are known to generate; only the others are looked at. To be
+        num_passed: of `looked_at`, in order, those that are known to generate; only the others are counted. To be
             kept up to date until something is first asked.
     """
 
     def __init__(
-        self, size: StepSize, limit: int, longest_chunk: int, running: list[Request], generating: Sized
+        self, size: StepSize, limit: int, longest_chunk: int, running: Sized, looked_at: list[Request]
     ) -> None:
         self.num_passed = 0
         self.num_long = 0
@@ -80,7 +80,7 @@ class PrefillRoom:
         self._longest_chunk = longest_chunk
         self._limit = limit
         self._running = running
-        self._generating = generating
+        self._looked_at = looked_at
         self._tokens_left = -1  # not known yet
         self._left = 0.0
 
@@ -112,9 +112,8 @@ class PrefillRoom:
     def _measure(self) -> None:
         """See what there is, when it is first asked for: a step without prompts need not look at all requests."""
         if self._tokens_left < 0:
-            others = islice(self._running, self.num_passed, None)
-            num_decodes = len(self._generating) + self.num_passed
-            num_decodes += sum(request.num_missing <= 1 for request in others)
+            others = islice(self._looked_at, self.num_passed, None)
+            num_decodes = len(self._running) - sum(request.num_missing > 1 for request in others)
             self._tokens_left = self._limit - num_decodes
             self._left = max(self._size.room - num_decodes, min(LEAST_ROOM, self._size.tokens))
 

@@ -1,8 +1,8 @@
 """Waiting requests in their order of service.
 
-The order is the request's key, lowest first: (0, arrival number) for FCFS, (priority, arrival number) for
-priority. A preempted request comes back with the key it had, hence before all that arrived after it. Long prompts
-have a queue of their own, since one that has to wait for another long one does not hold up the short ones behind it.
+It is that of arrival for FCFS, that of priority and then of arrival for priority (`Request.order`). A preempted request
+comes back with the place that it had, hence before all that arrived after it. Long prompts have a queue of their own,
+since one that has to wait for another long one does not hold up the short ones behind it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class RequestQueue:
     """A heap of requests. Removal marks; marked entries are dropped when they surface or outnumber the rest."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[tuple[int, int], Request]] = []
+        self._heap: list[tuple[int, Request]] = []
         self._live: set[Request] = set()
 
     def __len__(self) -> int:
@@ -28,7 +28,7 @@ class RequestQueue:
 
     def push(self, request: Request) -> None:
         self._live.add(request)
-        heapq.heappush(self._heap, (request.key, request))
+        heapq.heappush(self._heap, (request.order, request))
 
     def peek(self) -> Request | None:
         """The next request, or None."""
@@ -70,7 +70,7 @@ class WaitingRequests:
     def heads(self) -> list[Request]:
         """The next of either queue, in order of service."""
         heads = [head for head in (self._short.peek(), self._long.peek()) if head is not None]
-        return sorted(heads, key=lambda request: request.key)
+        return sorted(heads, key=lambda request: request.order)
 
     def pop(self, head: Request) -> None:
         """Take a request that `heads` shows."""

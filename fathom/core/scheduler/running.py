@@ -9,7 +9,7 @@ from operator import attrgetter
 from fathom.core.request import ATTENDED, Request
 from fathom.core.scheduler.in_flight import StepsInFlight
 
-ORDER_OF_SERVICE = attrgetter("key")
+ORDER_OF_SERVICE = attrgetter("order")
 
 
 class RunningRequests:
@@ -41,7 +41,7 @@ class RunningRequests:
     def remove(self, request: Request) -> None:
         self.attend(request)
         for requests in (self._in_order, self.attended):
-            del requests[bisect_left(requests, request.key, key=ORDER_OF_SERVICE)]
+            del requests[bisect_left(requests, request.order, key=ORDER_OF_SERVICE)]
 
     def attend(self, request: Request) -> None:
         """If it coasts, bring it up to date and have it looked at from now on."""
@@ -65,7 +65,7 @@ class RunningRequests:
 
     def check_invariants(self) -> None:
         """Raise AssertionError unless the requests are in order, and either attended to or coasting."""
-        keys = [request.key for request in self._in_order]
+        keys = [request.order for request in self._in_order]
         assert keys == sorted(keys)
         assert self.attended == [request for request in self._in_order if request.coasts_from == ATTENDED]
         assert set(self._in_order) == {*self.attended, *self._in_flight.coasting.values()}

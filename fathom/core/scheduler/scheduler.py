@@ -24,7 +24,7 @@ from collections.abc import Iterable
 
 from fathom.config import EngineConfig
 from fathom.core.kv_cache.manager import KVCacheManager
-from fathom.core.request import Request, RequestStatus
+from fathom.core.request import ATTENDED, Request, RequestStatus
 from fathom.core.scheduler.admission import Admission
 from fathom.core.scheduler.in_flight import StepInFlight, StepsInFlight
 from fathom.core.scheduler.prefill_room import PrefillRoom, StepSize
@@ -103,9 +103,9 @@ class Scheduler:
             if problem is not None:
                 refused.append(_error_output(source.request_id, problem))
                 continue
-            key = (source.priority if self._by_priority else 0, self._num_arrived)
+            params, priority = message.params[source.params], source.priority if self._by_priority else 0
+            request = Request(source, prompt, params, self._num_arrived, priority, self.max_model_len)
             self._num_arrived += 1
-            request = Request(source, prompt, message.params[source.params], key, self.max_model_len)
             self.requests[request.request_id] = request
             self.waiting.push(request)
         return refused
@@ -131,12 +131,9 @@ class Scheduler:
         The cursor is ahead of the worker from here until `update_from_output`, which is to be called once for each
         step, in order. A step without tokens is none: it is not in flight and not to be run.
         """
-        due = self._in_flight.due()
-        if due:
-            self.running.attend_all(due)
-        coasting = self._in_flight.coasting
+        looked_at = self._to_look_at()
         output = SchedulerOutput(
-            num_scheduled_tokens=dict.fromkeys(coasting, 1),
+            num_scheduled_tokens=dict.fromkeys(self._in_flight.coasting, 1),
             total_num_scheduled_tokens=0,
             new_requests=[],
             new_block_ids={},
@@ -145,10 +142,10 @@ class Scheduler:
             num_context_tokens=0,
         )
         step = StepInFlight(output, self._num_arrived, {}, [])
-        attended = self.running.attended
-        if attended or self.waiting:
-            room = PrefillRoom(self.step_size, self.max_num_batched_tokens, self._longest_chunk, attended, coasting)
-            preempted = self._schedule_attended(step, room)
+        if looked_at or self.waiting:
+            limit = self.max_num_batched_tokens
+            room = PrefillRoom(self.step_size, limit, self._longest_chunk, self.running, looked_at)
+            preempted = self._schedule_running(step, room, looked_at)
             if not preempted:
                 self._admission.admit(step, room, self._max_requests())
                 self._admission.give_rest(output, room)
@@ -213,39 +210,61 @@ class Scheduler:
 
     # ---------------------------------------------------------------- pass 1: running requests
 
-    def _schedule_attended(self, step: StepInFlight, room: PrefillRoom) -> bool:
-        """Give each running request its token or its next chunk, in order; returns whether anyone was preempted."""
+    def _to_look_at(self) -> list[Request]:
+        """Those that the step attends to, and those that coast and need a block or have filled one; in order."""
+        due, near_end = self._in_flight.due()
+        if near_end:
+            self.running.attend_all(near_end)
+        attended = self.running.attended
+        return sorted([*attended, *due], key=ORDER_OF_SERVICE) if due else attended
+
+    def _schedule_running(self, step: StepInFlight, room: PrefillRoom, looked_at: list[Request]) -> bool:
+        """Give each running request its token or its next chunk, in order; returns whether anyone was preempted.
+
+        Those that coast have their token; they get what blocks it takes.
+        """
         preempted = False
         index = 0
-        output, attended = step.work, self.running.attended
+        output, in_flight = step.work, self._in_flight
         scheduled = output.num_scheduled_tokens
         allocate = self.kv_cache.allocate_slots
         staged, max_requests = self._num_stages > 1, self._max_requests()
-        while index < len(attended) and len(scheduled) < max_requests:
-            request = attended[index]
+        while index < len(looked_at) and len(step.attended) < max_requests:
+            request = looked_at[index]
             index += 1
             if staged and request.num_awaited_tokens:
                 continue
             missing = num_new = len(request.token_ids) + request.num_awaited_tokens - request.num_computed_tokens
-            if missing > 1:
+            coasts, num_behind = request.coasts_from != ATTENDED, 0
+            if coasts:
+                num_behind = in_flight.num_behind(request)
+                if self.kv_cache.fills_block(request, num_behind + 1):
+                    in_flight.catch_up(request)
+                    num_behind = in_flight.num_behind(request)
+            elif missing > 1:
                 room.num_passed = index - 1
                 num_new = room.take(request, request.num_computed_tokens, missing)
             elif request.num_awaited_tokens and request.ends_by_length():
                 num_new = 0
             if not num_new:
                 continue
-            settled = request.num_computed_tokens + num_new <= request.settled_until
-            blocks = () if settled else allocate(request, num_new)
+            settled = request.num_computed_tokens + num_behind + num_new <= request.settled_until
+            blocks = () if settled else allocate(request, num_new, num_behind)
             while blocks is None:
                 preempted = True
                 victim = self.running.last
                 self._preempt(victim)
+                scheduled.pop(victim.request_id, None)  # it would have coasted
                 if victim is request:
                     return True
-                scheduled.pop(victim.request_id, None)  # it would have coasted
-                blocks = allocate(request, num_new)
+                if looked_at[-1] is victim:
+                    looked_at.pop()
+                blocks = allocate(request, num_new, num_behind)
             if blocks:
                 output.new_block_ids[request.request_id] = blocks
+            if coasts:
+                in_flight.go_on(request)
+                continue
             if request.num_computed_tokens < request.num_prompt_tokens:
                 output.num_context_requests += 1
                 output.num_context_tokens += num_new
@@ -317,7 +336,7 @@ class Scheduler:
         """Those of the worker's rows that had no tokens in the step."""
         for request_id in errors.keys() - step.attended.keys():
             request = self.requests.get(request_id)
-            if request is not None and request.key[1] < step.num_arrived:
+            if request is not None and request.arrival < step.num_arrived:
                 self._fail(request, errors[request_id], update)
 
     def _forget(self, step: StepInFlight) -> None:
