@@ -74,6 +74,7 @@ class SamplingParams(msgspec.Struct, metaclass=_WithFieldsOfVllm, omit_defaults=
         allowed_token_ids: only these may be sampled.
         bad_words: words that may not be generated.
         extra_args: free dictionary for custom logits processors.
+        logits_processors: names of the loaded ones that this request gets; None: all of them, []: none.
 
     Raises:
         ValidationError: a ValueError that names the field, the value and the rule.
@@ -105,6 +106,7 @@ class SamplingParams(msgspec.Struct, metaclass=_WithFieldsOfVllm, omit_defaults=
     bad_words: list[str] | None = None
     skip_reading_prefix_cache: bool | None = None
     extra_args: dict[str, Any] | None = None
+    logits_processors: list[str] | None = None
 
     # Filled in by the InputProcessor, which knows the model and the tokenizer.
     eos_token_ids: list[int] = []
@@ -218,6 +220,8 @@ class SamplingParams(msgspec.Struct, metaclass=_WithFieldsOfVllm, omit_defaults=
                 raise _invalid("allowed_token_ids", [], "must not be empty; leave it out to allow every token")
         if self.bad_words is not None:
             self.bad_words = _texts("bad_words", self.bad_words)
+        if self.logits_processors is not None:
+            self.logits_processors = _texts("logits_processors", self.logits_processors, _ONLY_NAMES)
 
 
 _FLAGS = (
@@ -228,6 +232,7 @@ _FLAGS = (
     "include_stop_str_in_output",
 )
 _ALL_LOGPROBS = "-1 means the whole vocabulary."
+_ONLY_NAMES = "Hand classes to LLM(logits_processors=[...]), and what they need for a request to extra_args."
 
 
 def _invalid(name: str, value: object, rule: str, hint: str | None = None) -> ValidationError:
@@ -270,12 +275,12 @@ def _items(name: str, value: Any, what: str) -> list[Any]:
     return list(value)
 
 
-def _texts(name: str, value: Any) -> list[str]:
+def _texts(name: str, value: Any, hint: str | None = None) -> list[str]:
     """A copy of a list of strings, none of them empty."""
     texts = _items(name, value, "strings")
     for text in texts:
         if not isinstance(text, str) or not text:
-            raise _invalid(name, text, "must hold non-empty strings")
+            raise _invalid(name, text, "must hold non-empty strings", hint)
     return texts
 
 

@@ -40,6 +40,7 @@ DEFAULTS = {
     "bad_words": None,
     "skip_reading_prefix_cache": None,
     "extra_args": None,
+    "logits_processors": None,
 }
 
 
@@ -72,7 +73,6 @@ def test_fields_of_vllm_are_accepted_where_they_change_nothing() -> None:
         ("structured_outputs", {"choice": ["a"]}, "no structured output yet"),
         ("guided_decoding", {"choice": ["a"]}, "no structured output yet"),
         ("use_beam_search", True, "Use LLM.beam_search"),
-        ("logits_processors", [print], r"LLM\(logits_processors="),
         ("truncate_prompt_tokens", 5, "Cut the prompt yourself"),
     ],
 )
@@ -161,6 +161,13 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("bad_words", [3], "bad_words must hold non-empty strings, got 3."),
     ("skip_reading_prefix_cache", "no", "skip_reading_prefix_cache must be True, False or None, got 'no'."),
     ("extra_args", [1], "extra_args must be a dictionary, got [1]."),
+    ("logits_processors", "Ban", "logits_processors must be a list of strings, got 'Ban'."),
+    (
+        "logits_processors",
+        [dict],
+        "logits_processors must hold non-empty strings, got <class 'dict'>. Hand classes to "
+        "LLM(logits_processors=[...]), and what they need for a request to extra_args.",
+    ),
 ]
 
 

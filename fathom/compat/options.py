@@ -144,15 +144,24 @@ def check_vllm_options(options: dict[str, Any]) -> dict[str, Any]:
         if name not in _NEUTRAL:
             if not (value is None and name in _AS_BY_DEFAULT):
                 ours[name] = in_our_words(name, value)
-        elif value not in _NEUTRAL[name]:
-            neutral = " or ".join(repr(item) for item in _NEUTRAL[name])
-            raise ConfigError(
-                f"{name}={value!r} is not supported.",
-                parameter=name,
-                value=value,
-                hint=_WAYS_OUT.get(name, f"Leave it out, or at {neutral}."),
-            )
+        else:
+            require_neutral(name, value, _NEUTRAL[name], _WAYS_OUT.get(name))
     return ours
+
+
+def require_neutral(name: str, value: Any, neutral: tuple[Any, ...], way_out: str | None) -> None:
+    """Let an option of vLLM's pass that changes nothing.
+
+    Raises:
+        ConfigError: it has another value than the neutral ones.
+    """
+    if value not in neutral:
+        raise ConfigError(
+            f"{name}={value!r} is not supported.",
+            parameter=name,
+            value=value,
+            hint=way_out or f"Leave it out, or at {' or '.join(repr(item) for item in neutral)}.",
+        )
 
 
 def vllm_only_options() -> Iterable[tuple[str, tuple[Any, ...]]]:

@@ -20,10 +20,6 @@ _NEUTRAL_AND_WAY_OUT: dict[str, tuple[tuple[Any, ...], str]] = {
     "use_beam_search": ((None, False), _BEAMS),
     "length_penalty": ((None, 1.0), _BEAMS),
     "early_stopping": ((None, False), _BEAMS),
-    "logits_processors": (
-        (None, []),
-        "Hand classes to LLM(logits_processors=[...]), and what they need for a request to extra_args.",
-    ),
     "logprob_token_ids": ((None,), "Ask for logprobs=-1, with max_logprobs=-1 at the engine, and look these ids up."),
     "prompt_logprob_token_ids": ((None,), "Ask for prompt_logprobs=-1, with max_logprobs=-1 at the engine."),
     "prompt_logprob_start": ((None,), _NOT_YET),

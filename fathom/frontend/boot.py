@@ -118,6 +118,7 @@ def make_input_processor(
         default_params=default_sampling_params(generation_config),
         seed=seed,
         by_priority=config.scheduler.scheduling_policy == "priority",
+        logits_processors=config.model.logits_processors,
     )
 
 

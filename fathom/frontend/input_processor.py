@@ -10,6 +10,7 @@ import operator
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from random import Random
 from typing import Any, TypeVar
 
@@ -20,6 +21,7 @@ from fathom.frontend.contradictions import check_something_is_left
 from fathom.frontend.distinct import map_distinct
 from fathom.frontend.tokenizer.tokenizer import Tokenizer, check_text
 from fathom.inputs import Prompt
+from fathom.logits_processors import ProcessorName, processors_of_engine
 from fathom.sampling_params import SamplingParams
 
 T = TypeVar("T")
@@ -52,6 +54,7 @@ class InputProcessor:
         default_params: sampling parameters of requests that bring none.
         seed: of the seeds given to requests without one; None: from the system's entropy.
         by_priority: whether the engine looks at priorities; else only 0 is accepted.
+        logits_processors: the engine's option of that name.
     """
 
     def __init__(
@@ -65,6 +68,7 @@ class InputProcessor:
         default_params: SamplingParams,
         seed: int | str | None,
         by_priority: bool,
+        logits_processors: Sequence[str],
     ) -> None:
         self.tokenizer = tokenizer
         self.max_model_len = max_model_len
@@ -74,6 +78,7 @@ class InputProcessor:
         self._eos_token_ids = list(eos_token_ids)
         self._seeds = Random(seed)
         self._by_priority = by_priority
+        self._logits_processors = logits_processors
 
     def process(
         self,
@@ -235,6 +240,7 @@ class InputProcessor:
                         parameter=name,
                         value=token_id,
                     )
+        self._check_logits_processors(params.logits_processors or ())
         complete = msgspec.structs.replace(
             params, eos_token_ids=self._eos_token_ids, bad_words_token_ids=self._encode_bad_words(params)
         )
@@ -251,6 +257,22 @@ class InputProcessor:
                 value=wanted,
                 hint="Start it with a larger max_logprobs, or -1 for no limit.",
             )
+
+    def _check_logits_processors(self, wanted: Iterable[str]) -> None:
+        for name in wanted:
+            if not any(name in processor.known_as for processor in self._processors):
+                loaded = ", ".join(dict.fromkeys(processor.short for processor in self._processors))
+                raise ValidationError(
+                    f"logits_processors holds {name!r}, and no such processor is loaded.",
+                    parameter="logits_processors",
+                    value=name,
+                    hint=f"There is {loaded}." if loaded else "There is none; start the engine with logits_processors.",
+                )
+
+    @cached_property
+    def _processors(self) -> list[ProcessorName]:
+        """Looked up by the first request that names one: entry points are a walk through all installed packages."""
+        return list(processors_of_engine(self._logits_processors))
 
     def _encode_bad_words(self, params: SamplingParams) -> list[list[int]]:
         """The token ids of each bad word, at the start of a text and after a space."""

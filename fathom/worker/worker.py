@@ -26,6 +26,7 @@ from fathom.worker.graph_buckets import GraphBuckets
 from fathom.worker.memory import GIB, MemoryUse, measure_graphs
 from fathom.worker.model_runner import ModelRunner
 from fathom.worker.out_of_memory import explain, nothing_left
+from fathom.worker.sample.guard import GuardedProcessor
 from fathom.worker.sample.interface import LogitsProcessorContext
 from fathom.worker.sample.loading import load_logits_processors
 from fathom.worker.sample.sampler import Sampler
@@ -234,8 +235,8 @@ class Worker:
         if self._groups.tensor.rank > 0:
             return TokenFollower(self._groups.tensor, device)
         custom = [
-            kind(context, device, device.type == "cuda")
-            for kind in load_logits_processors(list(self._config.model.logits_processors))
+            GuardedProcessor(kind(context, device, device.type == "cuda"), known_as)
+            for kind, known_as in load_logits_processors(self._config.model.logits_processors).items()
         ]
         sampler = Sampler(context, device, self._config.model.logprobs_mode, custom)
         return sampler if self._groups.tensor.size == 1 else TokenLeader(sampler, self._groups.tensor, device)

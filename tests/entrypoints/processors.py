@@ -75,3 +75,20 @@ class Explode(LogitsProcessor):
         if self._fuse == "apply":
             raise RuntimeError("the batch is on fire")
         return logits
+
+
+class OnlyEven(LogitsProcessor):
+    """No token with an odd id, in any row, whatever a request asks for."""
+
+    def __init__(self, context: Any, device: torch.device, is_pin_memory: bool) -> None:
+        pass
+
+    def is_argmax_invariant(self) -> bool:
+        return False
+
+    def update_state(self, batch_update: BatchUpdate | None) -> None:
+        pass
+
+    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+        logits[:, 1::2] = -torch.inf
+        return logits

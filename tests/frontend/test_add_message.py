@@ -21,6 +21,7 @@ def process(prompts: list[list[int]], params: list[SamplingParams | None]) -> li
         default_params=SamplingParams(),
         seed=0,
         by_priority=False,
+        logits_processors=[],
     )
     return processor.process([str(index) for index in range(len(prompts))], prompts, params)
 

@@ -10,6 +10,7 @@ import torch
 
 from fathom.kernels.sampling import NO_TOKEN
 from fathom.sampling_params import SamplingParams
+from fathom.worker.sample.guard import GuardedProcessor
 from fathom.worker.sample.interface import BatchUpdate, LogitsProcessor, LogitsProcessorContext
 from fathom.worker.sample.logprobs import LogprobsMode
 from fathom.worker.sample.sampler import Sampler
@@ -23,6 +24,10 @@ def context(vocab_size: int, max_num_seqs: int = 16) -> LogitsProcessorContext:
     return LogitsProcessorContext(vocab_size, max_num_seqs)
 
 
+def guarded(processor: LogitsProcessor) -> GuardedProcessor:
+    return GuardedProcessor(processor, {type(processor).__name__})
+
+
 def make_sampler(
     params: Sequence[SamplingParams],
     vocab_size: int,
@@ -32,8 +37,8 @@ def make_sampler(
     mode: LogprobsMode = "raw_logprobs",
     custom: Sequence[LogitsProcessor] = (),
 ) -> Sampler:
-    """A sampler whose row i serves a request with params[i]."""
-    sampler = Sampler(context(vocab_size, max(16, len(params))), CPU, mode, custom)
+    """A sampler whose row i serves a request with params[i]; a custom processor is known by its class's name."""
+    sampler = Sampler(context(vocab_size, max(16, len(params))), CPU, mode, [guarded(item) for item in custom])
     sampler.update_state(add_rows(params, prompts=prompts, outputs=outputs))
     return sampler
 

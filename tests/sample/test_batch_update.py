@@ -12,12 +12,13 @@ from fathom.worker.sample.interface import (
     AdapterLogitsProcessor,
     AddedRequest,
     BatchUpdate,
+    LogitsProcessor,
     MoveDirectionality,
     MovedRequest,
     RequestLogitsProcessor,
 )
 from fathom.worker.sample.sampler import Sampler
-from tests.sample.helpers import CPU, GREEDY, context, make_sampler, random_logits, run
+from tests.sample.helpers import CPU, GREEDY, context, guarded, make_sampler, random_logits, run
 
 VOCAB = 24
 MAX_ROWS = 5
@@ -45,6 +46,22 @@ def shift() -> Shift:
     return Shift(context(VOCAB), CPU, False)
 
 
+class Halve(LogitsProcessor):
+    """Halves all logits of all rows, keeping nothing about them."""
+
+    def __init__(self) -> None:
+        pass
+
+    def is_argmax_invariant(self) -> bool:
+        return True
+
+    def update_state(self, batch_update: BatchUpdate | None) -> None:
+        pass
+
+    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+        return logits.mul_(0.5)
+
+
 small_params = st.builds(
     SamplingParams,
     temperature=st.sampled_from([0.0, 0.7, 1.0]),
@@ -59,6 +76,7 @@ small_params = st.builds(
     min_tokens=st.sampled_from([0, 3]),
     logprobs=st.just(-1),
     extra_args=st.sampled_from([None, {"shift": 4.0}]),
+    logits_processors=st.sampled_from([None, ["Shift"], ["Halve"], []]),
 )
 
 
@@ -104,7 +122,7 @@ def step_of(sampler: Sampler, logits: torch.Tensor) -> tuple[np.ndarray, np.ndar
 @given(st.data())
 def test_a_long_lived_batch_equals_a_fresh_one(data: st.DataObject) -> None:
     """After any changes the sampler does what one does that has just been handed the same requests."""
-    lived = Sampler(context(VOCAB, MAX_ROWS), CPU, "processed_logprobs", [shift()])
+    lived = Sampler(context(VOCAB, MAX_ROWS), CPU, "processed_logprobs", [guarded(shift()), guarded(Halve())])
     rows: dict[int, Request] = {}
     for step in range(data.draw(st.integers(1, 8))):
         lived.update_state(change(data, rows))
@@ -117,7 +135,7 @@ def test_a_long_lived_batch_equals_a_fresh_one(data: st.DataObject) -> None:
             prompts=[r.prompt for r in requests],
             outputs=[r.output for r in requests],
             mode="processed_logprobs",
-            custom=[shift()],
+            custom=[shift(), Halve()],
         )
         logits = random_logits(len(requests), VOCAB, seed=step)
         tokens, scores = step_of(lived, logits)

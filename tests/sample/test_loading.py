@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -41,12 +42,12 @@ def script(tmp_path: Path) -> Path:
     "name", ["fathom.worker.sample.logit_bias:LogitBias", "fathom.worker.sample.logit_bias.LogitBias"]
 )
 def test_by_module(name: str) -> None:
-    assert load_logits_processors([name]) == [LogitBias]
+    assert list(load_logits_processors([name])) == [LogitBias]
 
 
 def test_a_class_named_twice_is_loaded_once() -> None:
     names = ["fathom.worker.sample.logit_bias:LogitBias", "fathom.worker.sample.logit_bias.LogitBias"]
-    assert load_logits_processors(names) == [LogitBias]
+    assert list(load_logits_processors(names)) == [LogitBias]
 
 
 def test_a_class_of_the_main_script(script: Path) -> None:
@@ -62,11 +63,11 @@ def test_a_script_that_multiprocessing_has_run_is_not_run_again(script: Path, mo
     module.__file__ = str(script)
     module.Mine = LogitBias  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "__mp_main__", module)
-    assert load_logits_processors([f"file:{script}:Mine"]) == [LogitBias]
+    assert list(load_logits_processors([f"file:{script}:Mine"])) == [LogitBias]
 
 
 def test_a_nested_class(script: Path) -> None:
-    assert load_logits_processors([f"file:{script}:Mine.Nested"])[0].__qualname__ == "Mine.Nested"
+    assert next(iter(load_logits_processors([f"file:{script}:Mine.Nested"]))).__qualname__ == "Mine.Nested"
     with pytest.raises(ConfigError, match="no subclass"):
         load_logits_processors([f"file:{script}:Mine.Absent"])
 
@@ -105,7 +106,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "acme_plugin"
 
 
-def names(classes: list[type[LogitsProcessor]]) -> list[str]:
+def names(classes: Iterable[type[LogitsProcessor]]) -> list[str]:
     return [found.__name__ for found in classes]
 
 
@@ -117,5 +118,14 @@ def test_fathom_plugins_limits_entry_points(installed: str, monkeypatch: pytest.
     monkeypatch.setenv("FATHOM_PLUGINS", "b,other")
     assert names(load_logits_processors([])) == ["B"]
     monkeypatch.setenv("FATHOM_PLUGINS", "")
-    assert load_logits_processors([]) == []
+    assert list(load_logits_processors([])) == []
     assert names(load_logits_processors([f"{installed}:A"])) == ["A"]
+
+
+def test_what_requests_may_call_them(installed: str, script: Path) -> None:
+    options = ["fathom.worker.sample.logit_bias.LogitBias", f"file:{script}:Mine.Nested", f"{installed}:A"]
+    loaded = {kind.__name__: known_as for kind, known_as in load_logits_processors(options).items()}
+    assert {"LogitBias", "fathom.worker.sample.logit_bias:LogitBias", options[0]} == loaded["LogitBias"]
+    assert {"a", "A", f"{installed}:A"} == loaded["A"]
+    assert {"b", "B", f"{installed}:B"} == loaded["B"]
+    assert "Mine.Nested" in loaded["Nested"]

@@ -11,7 +11,7 @@ import pytest
 from fathom.weights.catalogue import CATALOGUE
 from fathom.weights.download import pull
 from tests.conftest import ENDLESS_CONTEXT
-from tests.server.forced import FORCED
+from tests.server.forced import FAVOURED, FORCED
 from tests.server.processes import Server
 from tests.stand_in import write_stand_in
 
@@ -56,7 +56,7 @@ def guarded(tiny_chat_model: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     flags += ["--allowed-origins=https://example.com", "--engine-stall-timeout=0.5", "--max-body-bytes=100000"]
     tmp = tmp_path_factory.mktemp("guarded")
     flags += [f"--chat-template={TOOL_TEMPLATE}", "--trust-request-chat-template", f"--profile-folder={tmp}/profile"]
-    flags += [f"--logits-processors={FORCED}"]
+    flags += [f"--logits-processors={FORCED}", f"--logits-processors={FAVOURED}"]
     started = Server(tiny_chat_model, tmp, *flags, env={"FATHOM_API_KEY": "two"})
     started.http.headers["Authorization"] = "Bearer one"
     yield started

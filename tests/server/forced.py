@@ -14,6 +14,7 @@ from fathom.worker.sample.interface import RequestLogitsProcessor
 from tests.server.processes import Server
 
 FORCED = "tests.server.forced:Forced"
+FAVOURED = "tests.server.forced:Favoured"
 
 
 class Forced(AdapterLogitsProcessor):
@@ -35,6 +36,24 @@ class Forced(AdapterLogitsProcessor):
             return logits
 
         return force
+
+
+class Favoured(AdapterLogitsProcessor):
+    """vllm_xargs {"favoured": id}: every token of the answer, unless it is masked."""
+
+    def is_argmax_invariant(self) -> bool:
+        return False
+
+    def new_req_logits_processor(self, params: SamplingParams) -> RequestLogitsProcessor | None:
+        favoured = (params.extra_args or {}).get("favoured")
+        if favoured is None:
+            return None
+
+        def favour(output_ids: list[int], logits: torch.Tensor) -> torch.Tensor:
+            logits[favoured] += 1e6
+            return logits
+
+        return favour
 
 
 def ids_of(server: Server, text: str) -> list[int]:

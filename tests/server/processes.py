@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import ssl
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -17,13 +18,23 @@ import psutil
 
 from tests.client.processes import PATIENCE_S, engine_of
 
-_URL = re.compile(r"serving .* at (http://\S+)")
+_URL = re.compile(r"serving .* at (https?://\S+|unix:\S+)")
 
 
 class Server:
-    """A running server; its output is in `log`."""
+    """A running server; its output is in `log`.
 
-    def __init__(self, model: str | Path, tmp: Path, *flags: str, env: dict[str, str] | None = None) -> None:
+    tls: what clients need for https.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        tmp: Path,
+        *flags: str,
+        env: dict[str, str] | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         self.tmp = tmp
         self.log = tmp / "server.log"
         with self.log.open("w") as log:
@@ -42,7 +53,10 @@ class Server:
             self.process.wait(PATIENCE_S)
             raise AssertionError(f"the server did not start: {line!r} {self.log.read_text()}")
         self.url = found[1]
-        self.http = httpx.Client(base_url=self.url, timeout=PATIENCE_S)
+        path = self.url.removeprefix("unix:") if self.url.startswith("unix:") else None
+        transport = httpx.HTTPTransport(verify=tls or False, uds=path)
+        base_url = self.url if path is None else "http://localhost"
+        self.http = httpx.Client(base_url=base_url, transport=transport, timeout=PATIENCE_S)
 
     def client(self, key: str = "none", **options: Any) -> openai.OpenAI:
         """OpenAI's client; it does not try again unless told."""

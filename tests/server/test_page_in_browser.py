@@ -208,7 +208,7 @@ def test_the_engine_s_steps_are_shown(page: Any, smollm2: Server) -> None:
     page.click("[data-view=engine]")
     last = smollm2.http.get("/engine/steps").json()["steps"][-1]
     until(page, f"document.querySelector('#rows td')?.textContent.replace(',', '') === '{last['number']}'")
-    assert page.locator("#rows code").first.text_content() == last["annotation"]
+    assert page.locator("#rows code").first.text_content().replace("\u200b", "") == last["annotation"]
     assert page.text_content(".annotation").replace("\u200b", "") == last["annotation"]
 
     def shows_the_cache() -> bool:
@@ -293,6 +293,7 @@ def test_a_narrow_screen_scrolls_in_one_direction_only(page: Any) -> None:
     for view in ("chat", "engine"):
         page.click(f"[data-view={view}]")
         assert page.evaluate("document.documentElement.scrollWidth") == 360
+    assert page.evaluate("(box => box.scrollWidth - box.clientWidth)(document.querySelector('.table-box'))") == 0
 
 
 def test_the_key_is_asked_for_once(browser: Any, guarded: Server) -> None:

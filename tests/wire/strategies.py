@@ -92,6 +92,7 @@ def sampling_params() -> st.SearchStrategy[SamplingParams]:
         "allowed_token_ids": st.none() | st.lists(st.integers(0, 1000), min_size=1, max_size=3),
         "bad_words": st.none() | words,
         "skip_reading_prefix_cache": st.none() | st.booleans(),
+        "logits_processors": st.none() | words,
         "extra_args": st.none() | st.dictionaries(st.text(max_size=3), plain_data, max_size=3),
         "eos_token_ids": token_ids,
         "bad_words_token_ids": st.lists(token_ids, max_size=3),

@@ -26,7 +26,14 @@ def add_engine_flags(parser: argparse.ArgumentParser, prefix: str = "engine.") -
         prefix: of the names in the namespace, which keeps them apart from those of a command.
     """
     add_flags(parser, "engine", iter_options(), _SHORT, prefix)
-    for name, neutral in vllm_only_options():
+    add_unlisted_flags(parser, prefix, vllm_only_options())
+
+
+def add_unlisted_flags(
+    parser: argparse.ArgumentParser, prefix: str, options: Iterable[tuple[str, tuple[Any, ...]]]
+) -> None:
+    """Add flags of vLLM's without a counterpart: (name, values that change nothing)."""
+    for name, neutral in options:
         how = _how(bool) if isinstance(neutral[0], bool) else {"type": _json_or_text}
         with contextlib.suppress(argparse.ArgumentError):  # the command has this one itself
             parser.add_argument(
@@ -81,7 +88,8 @@ def _how(kind: Any, name: str = "") -> dict[str, Any]:
     if get_origin(choices) is Literal:
         return {"choices": get_args(choices), "type": partial(in_our_words, name)}
     if get_origin(kind) is tuple:
-        return {"action": "append", "metavar": "NAME"}  # one a flag: a list would swallow what follows it
+        # one a flag, or all as vLLM's JSON list: words apart would swallow what follows them
+        return {"action": "extend", "type": _names, "metavar": "NAME"}
     first = alternatives[0]
     if get_origin(first) is tuple:  # of numbers, which what follows is not
         return {"type": get_args(first)[0], "nargs": "+", "metavar": "N"}
@@ -90,6 +98,16 @@ def _how(kind: Any, name: str = "") -> dict[str, Any]:
     if name in ("max_model_len", "kv_cache_memory_bytes", "max_num_batched_tokens"):
         return {"type": _size, "metavar": "INT"}
     return {"type": first, "metavar": first.__name__.upper()}
+
+
+def _names(text: str) -> list[str]:
+    """A name, or vLLM's JSON list of names."""
+    if not text.startswith("["):
+        return [text]
+    names = _json_or_text(text)
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise argparse.ArgumentTypeError(f"neither a name nor a JSON list of names: {text!r}")
+    return names
 
 
 def _size(text: str) -> int | str:

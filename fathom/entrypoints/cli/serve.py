@@ -5,8 +5,15 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from fathom.compat.server_flags import check_vllm_server_flags, vllm_only_server_flags
 from fathom.config import EngineConfig
-from fathom.entrypoints.cli.engine_flags import add_engine_flags, add_flags, config_from_flags, given_flags
+from fathom.entrypoints.cli.engine_flags import (
+    add_engine_flags,
+    add_flags,
+    add_unlisted_flags,
+    config_from_flags,
+    given_flags,
+)
 from fathom.entrypoints.server.settings import ServerSettings, iter_settings
 
 ITL_TARGET_MS = 150.0
@@ -23,11 +30,13 @@ _ALIASES = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model_name", nargs="?", metavar="MODEL", help="the same as --model")
     add_flags(parser, "server", iter_settings(), _ALIASES)
+    add_unlisted_flags(parser, "vllm_server.", vllm_only_server_flags())
     add_engine_flags(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Serve until a signal comes (0) or the engine is gone (1). What is wrong with a flag is found before anything."""
+    check_vllm_server_flags(given_flags(options, "vllm_server"))
     given: dict[str, Any] = {name: _as_tuple(value) for name, value in given_flags(options, "server").items()}
     settings = ServerSettings(**given)
     if options.model_name is not None:

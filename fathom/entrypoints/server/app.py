@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -97,13 +97,32 @@ def create_app(serving: Serving) -> ASGIApp:
         app = CORSMiddleware(
             app,
             allow_origins=list(settings.allowed_origins),
-            allow_methods=["GET", "POST"],
-            allow_headers=["*"],
+            allow_methods=list(settings.allowed_methods),
+            allow_headers=list(settings.allowed_headers),
+            allow_credentials=settings.allow_credentials,
             expose_headers=["X-Request-Id"],
         )
     if serving.tracing is not None:
         app = TracedRequests(app, serving.tracing)
-    return _Surroundings(app)
+    app = _Surroundings(app)
+    return _UnderPath(app, settings.root_path) if settings.root_path else app
+
+
+class _UnderPath:
+    """Takes the path under which a proxy publishes the server off, if the proxy has not done so."""
+
+    def __init__(self, app: ASGIApp, root: str) -> None:
+        self._app = app
+        self._root = root
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope.get("path", "")
+        if path == self._root:  # the page's links are relative to what follows
+            await RedirectResponse(f"{path}/")(scope, receive, send)
+            return
+        if path.startswith(f"{self._root}/"):
+            scope = {**scope, "path": path.removeprefix(self._root)}
+        await self._app(scope, receive, send)
 
 
 class _Endpoint:

@@ -20,7 +20,7 @@ from fathom.allocator import spare_what_the_start_made
 from fathom.config import EngineConfig
 from fathom.entrypoints.server.app import create_app
 from fathom.entrypoints.server.connection import connections
-from fathom.entrypoints.server.listening import BACKLOG, bind, claimed, listen, say_ready
+from fathom.entrypoints.server.listening import BACKLOG, bound, claimed, listen, say_ready
 from fathom.entrypoints.server.serving import Serving, model_names
 from fathom.entrypoints.server.settings import ServerSettings
 from fathom.entrypoints.server.tracing import Tracing
@@ -59,7 +59,7 @@ async def serve(config: EngineConfig, settings: ServerSettings) -> int:
         return await serve_group(config, settings)
     signals = stop_signals()
     names = model_names(settings, config.model.model)
-    with claimed(settings), bind(settings) as listener:
+    with claimed(settings), bound(settings) as listener:
         return await lead_life(
             lambda observer: AsyncLLM.start(config, observer),
             settings,
@@ -142,18 +142,25 @@ async def _run(
     ready: Callable[[], object],
 ) -> int:
     """Serve until a signal or the engine's death; the exit code."""
+    settings = serving.settings
+    _let_uvicorn_log()
     server = _Uvicorn(
         uvicorn.Config(
             create_app(serving),
-            http=connections(serving.settings.request_read_timeout),
+            http=connections(settings.request_read_timeout),
             ws="none",
             lifespan="off",
             log_config=None,
+            log_level=settings.uvicorn_log_level,
             access_log=False,
             server_header=False,
             backlog=BACKLOG,
             timeout_graceful_shutdown=1,
             timeout_keep_alive=75,
+            ssl_certfile=settings.ssl_certfile,
+            ssl_keyfile=settings.ssl_keyfile,
+            ssl_ca_certs=settings.ssl_ca_certs,
+            ssl_cert_reqs=settings.ssl_cert_reqs,
         )
     )
     spare_what_the_start_made()
@@ -168,6 +175,13 @@ async def _run(
     finally:
         served.cancel()
         serving.engine.shutdown()
+
+
+def _let_uvicorn_log() -> None:
+    """Its lines go where ours go, unless the application has set up logging itself."""
+    uvicorn_logger = logging.getLogger("uvicorn")
+    if not uvicorn_logger.handlers and not logging.getLogger().handlers:
+        uvicorn_logger.handlers = logging.getLogger("fathom").handlers
 
 
 async def _until_over(

@@ -1,13 +1,16 @@
-"""The port: taken before anything is started, and listened at once there is something to say."""
+"""The port, or unix socket: taken before anything is started, and listened at once there is something to say."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
+import os
 import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from fathom.entrypoints.server.settings import ServerSettings
 from fathom.errors import ConfigError
@@ -15,6 +18,8 @@ from fathom.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 BACKLOG = 4096
+_LONGEST_NAME = 107
+"""Of a unix socket, in bytes."""
 
 
 @contextmanager
@@ -27,15 +32,61 @@ def claimed(settings: ServerSettings) -> Iterator[None]:
     Raises:
         ConfigError: another server has it.
     """
+    where = f"{settings.host} {settings.port}" if settings.uds is None else os.path.realpath(settings.uds)
     with socket.socket(socket.AF_UNIX) as claim:
-        if settings.port and sys.platform == "linux":
+        if (settings.port or settings.uds is not None) and sys.platform == "linux":
             try:
-                claim.bind(f"\0fathom {settings.host} {settings.port}")
+                claim.bind(f"\0fathom {where}"[:_LONGEST_NAME])
             except OSError as error:
                 if error.errno == errno.EADDRINUSE:
-                    raise _in_use(settings.port) from None
+                    raise _in_use(settings.port if settings.uds is None else settings.uds) from None
                 raise
         yield
+
+
+@contextmanager
+def bound(settings: ServerSettings) -> Iterator[socket.socket]:
+    """A socket at the server's address; afterwards it is closed, and the file of a unix socket gone.
+
+    Raises:
+        ConfigError: the address is not to be had.
+    """
+    if settings.uds is None:
+        with bind(settings) as listener:
+            yield listener
+        return
+    with _bind_unix(settings.uds) as listener:
+        try:
+            yield listener
+        finally:
+            Path(settings.uds).unlink(missing_ok=True)
+
+
+def _bind_unix(path: str) -> socket.socket:
+    """A unix socket. What a server has left there that was killed is taken away."""
+    if _is_stale(path):
+        os.unlink(path)
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        listener.bind(path)
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            raise _in_use(path) from None
+        raise ConfigError(f"cannot make the unix socket {path}: {error}.", parameter="uds", value=path) from None
+    return listener
+
+
+def _is_stale(path: str) -> bool:
+    """Whether there is a socket, and nobody listens."""
+    if not Path(path).is_socket():
+        return False
+    with socket.socket(socket.AF_UNIX) as probe, contextlib.suppress(OSError):
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            return True
+    return False
 
 
 def bind(settings: ServerSettings) -> socket.socket:
@@ -73,11 +124,17 @@ def listen(listener: socket.socket) -> None:
         listener.listen(BACKLOG)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            raise _in_use(listener.getsockname()[1]) from None
+            name = listener.getsockname()
+            raise _in_use(name if isinstance(name, str) else name[1]) from None
         raise
 
 
-def _in_use(port: int) -> ConfigError:
+def _in_use(port: int | str) -> ConfigError:
+    """port: or a unix socket's path."""
+    if isinstance(port, str):
+        return ConfigError(
+            f"{port} is in use.", parameter="uds", value=port, hint="Stop what uses it, or name another."
+        )
     return ConfigError(
         f"port {port} is in use.",
         parameter="port",
@@ -109,8 +166,12 @@ def bind_many(settings: ServerSettings, count: int) -> list[socket.socket]:
 
 def say_ready(settings: ServerSettings, names: list[str], listener: socket.socket) -> None:
     """The line that tells people, and whoever started the server, where it is."""
+    if settings.uds is not None:
+        print(f"fathom: serving {', '.join(names)} at unix:{settings.uds}", flush=True)
+        return
     host, port = listener.getsockname()[:2]
     host = f"[{host}]" if ":" in host else host
-    print(f"fathom: serving {', '.join(names)} at http://{host}:{port}", flush=True)
+    scheme = "http" if settings.ssl_certfile is None else "https"
+    print(f"fathom: serving {', '.join(names)} at {scheme}://{host}:{port}", flush=True)
     if host not in ("127.0.0.1", "[::1]") and not settings.keys:
         logger.warning("anybody who reaches %s:%d may use this server: no --api-key is set", host, port)

@@ -110,4 +110,5 @@ def _content(description: str, schema: Any) -> dict[str, Any]:
 
 async def show(serving: Serving, http: Request) -> Response:
     """The API in a form for programs."""
-    return json_response(document())
+    root = serving.settings.root_path
+    return json_response(document() | {"servers": [{"url": root}]} if root else document())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from fathom.entrypoints.server.errors import bad_request
@@ -24,6 +25,7 @@ _AS_THEY_ARE = (
     "logit_bias",
     "allowed_token_ids",
     "bad_words",
+    "logits_processors",
 )
 
 
@@ -52,6 +54,7 @@ def sampling_params(
         raise bad_request(
             f"logprobs_mode={request.logprobs_mode} is not supported: this engine reports {mode}.", "logprobs_mode"
         )
+    _refuse_constructors(request.logits_processors or ())
     defaults = serving.engine.input_processor.default_params
     values: dict[str, Any] = {name: getattr(request, name) for name in _AS_THEY_ARE}
     values |= {name: getattr(defaults, name) for name in _FROM_MODEL}
@@ -69,6 +72,17 @@ def sampling_params(
         extra_args=request.vllm_xargs,
         **values,
     )
+
+
+def _refuse_constructors(processors: Iterable[str | dict[str, Any]]) -> None:
+    """A request does not choose what code runs: vLLM once had classes and their arguments here."""
+    for constructor in processors:
+        if not isinstance(constructor, str):
+            raise bad_request(
+                f"logits_processors holds a constructor, of {constructor.get('qualname')!r:.100}: processors are made "
+                "when the server starts, see --logits-processors. Name a loaded one; vllm_xargs has arguments.",
+                "logits_processors",
+            )
 
 
 def fit_max_tokens(serving: Serving, wanted: int | None, prompt_length: int, default: int | None) -> int:

@@ -11,11 +11,12 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 from fathom import env
 from fathom.config import option
 from fathom.entrypoints.server.parsing import make_parser
+from fathom.entrypoints.server.tls import check_tls
 from fathom.entrypoints.server.tracing import check_endpoint
 from fathom.errors import ConfigError
 
@@ -30,11 +31,20 @@ class ServerSettings:
 
     host: str = option("127.0.0.1", "Address to listen at; 0.0.0.0 for all.")
     port: int = option(8000, "Port to listen at; 0 for any free one.")
+    uds: str | None = option(None, "Path of a unix socket to listen at, instead of host and port.")
+    root_path: str = option("", "Path under which a proxy publishes the server, whether it passes it on or not.")
+    ssl_certfile: str | None = option(None, "File with the certificate, which makes it https.")
+    ssl_keyfile: str | None = option(None, "File with the certificate's key, if that is another one.")
+    ssl_ca_certs: str | None = option(None, "File with the authorities of clients' certificates.")
+    ssl_cert_reqs: int = option(0, "Clients' certificates: 0 not asked for, 1 checked if there, 2 needed.")
     api_key: tuple[str, ...] = option(
         (), "Key that clients must send; may be given several times; also FATHOM_API_KEY."
     )
     served_model_name: tuple[str, ...] = option((), "Name of the model for clients; may be given several times.")
     allowed_origins: tuple[str, ...] = option((), "Origin of web pages that may ask, or *; none by default.")
+    allowed_methods: tuple[str, ...] = option(("GET", "POST"), "Method that such pages may use, or *.")
+    allowed_headers: tuple[str, ...] = option(("*",), "Header that such pages may send, or *.")
+    allow_credentials: bool = option(False, "Let such pages' browsers send cookies, which a proxy may want.")
     enable_admin: bool = option(False, "Serve /reset_prefix_cache, /start_profile and /stop_profile.")
     profile_folder: str = option("fathom-profile", "Where /start_profile has its traces written.")
 
@@ -59,6 +69,9 @@ class ServerSettings:
     engine_stall_timeout: float = option(30.0, "Seconds without a sign of the engine after which /health says so.")
     restart_on_failure: bool = option(False, "Start the engine again if it dies, once; else the server ends.")
     log_requests: bool = option(False, "Log a line for each request.")
+    uvicorn_log_level: Literal["critical", "error", "warning", "info", "debug", "trace"] = option(
+        "warning", "What uvicorn, which speaks HTTP, is to log of itself."
+    )
     otlp_traces_endpoint: str | None = option(
         None, "URL of an OpenTelemetry collector (OTLP over HTTP) that gets a trace of each request."
     )
@@ -72,6 +85,12 @@ class ServerSettings:
         for name in ("shutdown_timeout", "engine_stall_timeout", "request_timeout", "request_read_timeout"):
             value = getattr(self, name)
             _require(value is None or 0 <= value < math.inf, name, value, "must be a number of seconds")
+        _require(self.uds is None or self.api_server_count == 1, "api_server_count", self.api_server_count, _ONE_FRONT)
+        root = self.root_path
+        _require(
+            not root or (root[0] == "/" != root[-1]), "root_path", repr(root), "must begin with a slash and end without"
+        )
+        check_tls(self.ssl_certfile, self.ssl_keyfile, self.ssl_ca_certs, self.ssl_cert_reqs)
         for key in self.api_key:
             _require(key.isascii() and key.strip() == key != "", "api_key", "***", "must be a word of ASCII characters")
         if self.otlp_traces_endpoint is not None:
@@ -117,6 +136,9 @@ def iter_settings() -> Iterator[tuple[str, Any, Any, str]]:
     hints = get_type_hints(ServerSettings)
     for item in dataclasses.fields(ServerSettings):
         yield item.name, hints[item.name], item.default, item.metadata["help"]
+
+
+_ONE_FRONT = "must be 1 at a unix socket, whose connections the kernel does not spread"
 
 
 def _require(holds: bool, name: str, value: Any, rule: str) -> None:

@@ -13,52 +13,42 @@ import os
 import runpy
 import sys
 from collections.abc import Mapping, Sequence
-from importlib.metadata import entry_points
 
-from fathom import env
 from fathom.errors import ConfigError
+from fathom.logits_processors import ProcessorName, processors_of_engine
 from fathom.worker.sample.interface import LogitsProcessor
 
-ENTRY_POINT_GROUP = "fathom.logits_processors"
-_FILE_PREFIX = "file:"
 
-
-def load_logits_processors(names: Sequence[str]) -> list[type[LogitsProcessor]]:
+def load_logits_processors(options: Sequence[str]) -> dict[type[LogitsProcessor], frozenset[str]]:
     """The classes that are installed as entry points, then the named ones in their order, none twice.
+
+    Returns:
+        Each class with all that requests may call it.
 
     Raises:
         ConfigError: a name leads nowhere, or to something that is no LogitsProcessor class.
     """
-    classes = [*_installed(), *(_checked(name, _resolve(name)) for name in names)]
-    return list(dict.fromkeys(classes))
-
-
-def _installed() -> list[type[LogitsProcessor]]:
-    allowed = env.plugins()
-    classes = []
-    for entry in entry_points(group=ENTRY_POINT_GROUP):
-        if allowed is None or entry.name in allowed:
-            try:
-                found = entry.load()
-            except Exception as error:
-                raise _failure(entry.value, f"could not be loaded ({type(error).__name__}: {error})") from error
-            classes.append(_checked(entry.value, found))
+    classes: dict[type[LogitsProcessor], frozenset[str]] = {}
+    for name in processors_of_engine(options):
+        kind = _resolve(name)
+        classes[kind] = classes.get(kind, frozenset()) | name.known_as
     return classes
 
 
-def _resolve(name: str) -> object:
-    is_file = name.startswith(_FILE_PREFIX)
-    where, _, class_name = name.removeprefix(_FILE_PREFIX).rpartition(":" if ":" in name else ".")
-    if not where or not class_name:
+def _resolve(name: ProcessorName) -> type[LogitsProcessor]:
+    if not name.where or not name.class_name:
         raise _failure(name, 'is no "module:Class"')
     try:
-        namespace = _run_script(where) if is_file else vars(importlib.import_module(where))
+        namespace = _run_script(name.where) if name.is_file else vars(importlib.import_module(name.where))
     except Exception as error:
         raise _failure(name, f"could not be imported ({type(error).__name__}: {error})") from error
-    outermost, *nested = class_name.split(".")
+    outermost, *nested = name.class_name.split(".")
     if outermost not in namespace:
-        raise _failure(name, f"does not exist: {where} has no {outermost}")
-    return functools.reduce(lambda outer, inner: getattr(outer, inner, None), nested, namespace[outermost])
+        raise _failure(name, f"does not exist: {name.where} has no {outermost}")
+    found = functools.reduce(lambda outer, inner: getattr(outer, inner, None), nested, namespace[outermost])
+    if not isinstance(found, type) or not issubclass(found, LogitsProcessor):
+        raise _failure(name, "is no subclass of fathom.worker.sample.interface.LogitsProcessor")
+    return found
 
 
 def _run_script(path: str) -> Mapping[str, object]:
@@ -74,16 +64,10 @@ def _run_script(path: str) -> Mapping[str, object]:
     return runpy.run_path(path, run_name="__mp_main__")
 
 
-def _checked(name: str, found: object) -> type[LogitsProcessor]:
-    if not isinstance(found, type) or not issubclass(found, LogitsProcessor):
-        raise _failure(name, "is no subclass of fathom.worker.sample.interface.LogitsProcessor")
-    return found
-
-
-def _failure(name: str, what: str) -> ConfigError:
+def _failure(name: ProcessorName, what: str) -> ConfigError:
     return ConfigError(
-        f"The logits processor {name!r} {what}.",
+        f"The logits processor {name.full!r} {what}.",
         parameter="logits_processors",
-        value=name,
+        value=name.full,
         hint='Name it as "module:Class", with the module importable from where Fathom runs.',
     )

@@ -5,7 +5,7 @@ Both containers replay a BatchUpdate; its docstring defines what each entry mean
 
 from __future__ import annotations
 
-from collections.abc import Callable, ItemsView
+from collections.abc import Callable, ItemsView, KeysView
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -28,6 +28,10 @@ class RowStates(Generic[State]):
     def items(self) -> ItemsView[int, State]:
         """(row, state) pairs in no particular order."""
         return self._states.items()
+
+    def rows(self) -> KeysView[int]:
+        """The rows that have a state."""
+        return self._states.keys()
 
     def update(
         self,

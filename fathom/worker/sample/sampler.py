@@ -38,7 +38,7 @@ from fathom.sampling_params import SamplingParams
 from fathom.worker.sample.allowed_token_ids import AllowedTokenIds
 from fathom.worker.sample.bad_words import BadWords
 from fathom.worker.sample.guard import GuardedProcessor
-from fathom.worker.sample.interface import BatchUpdate, LogitsProcessor, LogitsProcessorContext
+from fathom.worker.sample.interface import BatchUpdate, LogitsProcessorContext
 from fathom.worker.sample.logit_bias import LogitBias
 from fathom.worker.sample.logprobs import LogprobsMode, is_normalised, is_processed
 from fathom.worker.sample.min_tokens import MinTokens
@@ -82,7 +82,7 @@ class Sampler:
         context: LogitsProcessorContext,
         device: torch.device,
         logprobs_mode: LogprobsMode = "raw_logprobs",
-        custom_processors: Sequence[LogitsProcessor] = (),
+        custom_processors: Sequence[GuardedProcessor] = (),
     ) -> None:
         self._vocab_size = context.vocab_size
         self._device = device
@@ -91,8 +91,9 @@ class Sampler:
         self._num_logprobs = RowValues(context.max_num_seqs, np.int64)
         self._row_num_logprobs = np.zeros(0, np.int64)
         self._wishes: _Wishes | None = None
-        keep_best = [GuardedProcessor(p) for p in custom_processors if p.is_argmax_invariant()]
-        may_change_best = [GuardedProcessor(p) for p in custom_processors if not p.is_argmax_invariant()]
+        keeps_best = [processor.is_argmax_invariant() for processor in custom_processors]
+        may_change_best = [p for p, keeps in zip(custom_processors, keeps_best, strict=True) if not keeps]
+        keep_best = [p for p, keeps in zip(custom_processors, keeps_best, strict=True) if keeps]
         self._guarded = [*may_change_best, *keep_best]
         self._before_argmax: list[Stage] = [
             *(family(context, device, False) for family in (AllowedTokenIds, BadWords, MinTokens, LogitBias)),

@@ -59,7 +59,7 @@ export function sparkline(canvas, values) {
 const LANES = [
   { title: "Prefill tokens", ink: "prefill", of: (step) => step.context_tokens, least: 5 },
   { title: "Decode tokens", ink: "decode", of: (step) => step.generation_tokens, least: 5 },
-  { title: "Step time", ink: "text", of: (step) => step.schedule_ms + step.model_ms + step.update_ms, unit: " ms", least: 1 },
+  { title: "Step time", ink: "text", of: (step) => step.schedule_ms + step.model_ms + step.update_ms, words: (ms) => (ms < 1000 ? `${ms} ms` : `${ms / 1000} s`), least: 1 },
 ];
 const GUTTER = 44;
 const LANE_GAP = 26;
@@ -88,7 +88,7 @@ export function timeline(canvas, steps, total, selected) {
     context.textAlign = "left";
     context.fillText(row.title, GUTTER, bottom - lane - 8);
     context.textAlign = "right";
-    context.fillText(top + (row.unit ?? ""), GUTTER - 8, bottom - lane + 8);
+    context.fillText(row.words?.(top) ?? top, GUTTER - 8, bottom - lane + 8);
     context.fillText("0", GUTTER - 8, bottom);
     context.strokeStyle = ink.line;
     context.lineWidth = 1;

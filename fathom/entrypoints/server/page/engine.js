@@ -149,7 +149,7 @@ function drawTable(steps) {
   const rows = steps.slice(-ROWS).reverse().map((step) => {
     const cells = [
       make("td", "", count(step.number)),
-      make("td", "", make("code", "", step.annotation)),
+      make("td", "", make("code", "", step.annotation.replaceAll("_", "_\u200b"))),
       ...[timeOf(step).toFixed(1), step.state.running, step.state.waiting, count(step.state.blocks_used)].map((value) => make("td", "number", String(value))),
     ];
     return make("tr", step.number === selected ? "here" : "", ...cells);

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from fathom.entrypoints.server.protocol.fields import BadWord, Doc, ModelName, StopString, refused
+from fathom.entrypoints.server.protocol.fields import BadWord, Doc, ModelName, ProcessorName, StopString, refused
 
 _GRAMMAR = "constrained decoding is not part of this version"
 _ONE_ENGINE = "this server has no engines of different roles"
@@ -133,23 +133,27 @@ class GenerationRequest(EngineRequest, kw_only=True, forbid_unknown_fields=True)
         Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"] | None,
         Doc(description="Must be the engine's own --logprobs-mode; any other is refused."),
     ] = None
+    logits_processors: Annotated[
+        Annotated[list[ProcessorName | dict[str, Any]], Doc(max_length=64)] | None,
+        Doc(
+            description="Names of loaded processors, the only ones for this request; left out: all; []: none. "
+            "One with arguments ({qualname, args, kwargs}) is refused."
+        ),
+    ] = None
     return_token_ids: Annotated[bool, Doc(description="Add token_ids and prompt_token_ids to the answer.")] = False
     return_tokens_as_token_ids: Annotated[bool, Doc(description="In logprobs, write tokens as token_id:N.")] = False
 
     # Fathom's own
     explain: Annotated[bool, Doc(description="Add what was done and how long it took to each choice.")] = False
 
-    logits_processors: Annotated[
-        Any, refused("processors are loaded at start, --logits-processors, and read vllm_xargs", [])
-    ] = None
     structured_outputs: Annotated[Any, refused(_GRAMMAR)] = None
     guided_json: Annotated[Any, refused(_GRAMMAR)] = None
     guided_regex: Annotated[Any, refused(_GRAMMAR)] = None
     guided_choice: Annotated[Any, refused(_GRAMMAR)] = None
     guided_grammar: Annotated[Any, refused(_GRAMMAR)] = None
     response_format: Annotated[Any, refused(_GRAMMAR, {"type": "text"})] = None
-    use_beam_search: Annotated[Any, refused("beam search is not part of this version", False)] = None
-    length_penalty: Annotated[Any, refused("beam search is not part of this version", 1.0)] = None
+    use_beam_search: Annotated[Any, refused("beam search is offline only, LLM.beam_search", False)] = None
+    length_penalty: Annotated[Any, refused("beam search is offline only, LLM.beam_search", 1.0)] = None
     logprob_token_ids: Annotated[Any, refused("use logprobs or allowed_token_ids")] = None
     thinking_token_budget: Annotated[Any, refused("there is no budget for reasoning alone")] = None
     repetition_detection: Annotated[Any, refused("use repetition_penalty")] = None

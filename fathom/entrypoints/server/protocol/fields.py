@@ -15,6 +15,7 @@ Doc = msgspec.Meta
 ModelName = Annotated[str, Doc(max_length=512)]
 StopString = Annotated[str, Doc(max_length=4096)]
 BadWord = Annotated[str, Doc(max_length=256)]
+ProcessorName = Annotated[str, Doc(max_length=512)]
 
 
 @dataclass(frozen=True)
