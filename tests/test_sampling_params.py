@@ -82,6 +82,35 @@ def test_what_vllm_can_and_fathom_cannot_has_a_way_out(name: str, value: Any, wa
     assert (caught.value.parameter, caught.value.value) == (name, value)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("best_of", 1),
+        ("structured_outputs", {}),
+        ("guided_decoding", ""),
+        ("length_penalty", 0.0),
+        ("length_penalty", 2.0),
+        ("early_stopping", True),
+        ("logprob_token_ids", []),
+        ("prompt_logprob_token_ids", [5]),
+        ("prompt_logprob_start", 0),
+        ("stream_interval", 0),
+        ("stream_interval", 10),
+        ("thinking_token_budget", 0),
+        ("repetition_detection", {}),
+        ("truncate_prompt_tokens", 0),
+        ("truncate_prompt_tokens", -1),
+        ("watermarking", False),
+        ("routed_experts_prompt_start", 3),
+        ("trace_decode_token_ids", [1]),
+    ],
+)
+def test_what_is_falsy_or_nearly_neutral_may_ask_for_something_all_the_same(name: str, value: Any) -> None:
+    with pytest.raises(ValidationError, match=f"^{name}=.* is not supported") as caught:
+        SamplingParams(**{name: value})
+    assert (caught.value.parameter, caught.value.value) == (name, value)
+
+
 REFUSED: list[tuple[str, Any, str]] = [
     ("n", 0, "n must be in [1, 16384], got 0."),
     ("n", -1, "n must be in [1, 16384], got -1."),

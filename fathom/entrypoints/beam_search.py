@@ -184,7 +184,7 @@ def _ended(beam: BeamSearchSequence, token: int, params: BeamSearchParams) -> Be
 
 def _score(beam: BeamSearchSequence, params: BeamSearchParams) -> float:
     """The end-of-sequence token's log-probability counts, its length does not."""
-    length = len(beam.tokens) - (beam.finish_reason is not None and params.include_stop_str_in_output)
+    length = len(beam.tokens) - (beam.finish_reason == "stop" and params.include_stop_str_in_output)
     return beam.cum_logprob / max(1, length) ** params.length_penalty
 
 

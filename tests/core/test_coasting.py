@@ -227,3 +227,16 @@ def test_whoever_waits_for_tokens_is_told_at_once_and_others_are_not() -> None:
             outputs = scheduler.update_from_output(step, ModelRunnerOutput({"a": 1}))
             found.append((bool(outputs.tokens), outputs.urgent))
         assert found == [(False, True), *[(True, urgent)] * 3]
+
+
+def test_when_the_last_that_somebody_waits_for_has_ended_tokens_can_wait_again() -> None:
+    scheduler = make_scheduler(kv_config(8, block_size=16), disable_log_stats=True)
+    scheduler.add_requests(request("watched", [1], 5, output_kind=RequestOutputKind.DELTA))
+    scheduler.add_requests(request("b", [1], 12, output_kind=RequestOutputKind.FINAL_ONLY))
+    urgent = []
+    while scheduler.has_unfinished_requests():
+        step = scheduler.schedule()
+        urgent.append(
+            scheduler.update_from_output(step, ModelRunnerOutput(dict.fromkeys(step.num_scheduled_tokens, 1))).urgent
+        )
+    assert urgent == [True] * 5 + [False] * 6 + [True]

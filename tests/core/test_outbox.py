@@ -13,17 +13,24 @@ from fathom.core import outbox as outbox_module
 from fathom.core.outbox import Outbox
 from fathom.sampling_params import RequestOutputKind
 from fathom.step import LogprobsArrays
-from fathom.wire.messages import EngineCoreOutput, EngineCoreOutputs, FinishReason
+from fathom.wire.messages import EngineCoreOutput, EngineCoreOutputs, FinishReason, SchedulerStats
 
 
 def step(*outputs: EngineCoreOutput, urgent: bool = False, **more: Any) -> EngineCoreOutputs:
     return EngineCoreOutputs(list(outputs), urgent=urgent, **more)
 
 
+@pytest.fixture
+def stopped_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long a test takes, no delay is over."""
+    monkeypatch.setattr(outbox_module.time, "monotonic", lambda: 100.0)
+
+
 def tokens(messages: list[EngineCoreOutputs]) -> list[dict[str, list[int]]]:
     return [{output.request_id: output.new_token_ids for output in message.outputs} for message in messages]
 
 
+@pytest.mark.usefixtures("stopped_clock")
 def test_tokens_are_gathered_until_somebody_waits_for_one() -> None:
     outbox = Outbox()
     assert outbox.add(step(EngineCoreOutput("a", [1]), EngineCoreOutput("b", [5]))) == []
@@ -34,6 +41,7 @@ def test_tokens_are_gathered_until_somebody_waits_for_one() -> None:
     assert outbox.take() == []
 
 
+@pytest.mark.usefixtures("stopped_clock")
 def test_bare_tokens_are_gathered_in_order_with_what_else_is_told() -> None:
     outbox = Outbox()
     assert outbox.add(step(EngineCoreOutput("a", [1], num_cached_tokens=8), tokens={"b": [5]})) == []
@@ -45,6 +53,17 @@ def test_bare_tokens_are_gathered_in_order_with_what_else_is_told() -> None:
     assert [(output.num_cached_tokens, output.finish_reason) for output in message.outputs] == [(8, None), (0, 1)]
 
 
+@pytest.mark.usefixtures("stopped_clock")
+def test_a_prompt_s_logprobs_are_told_with_the_tokens_that_come_after_them() -> None:
+    outbox = Outbox()
+    scores = LogprobsArrays.joined([(np.array([[5, 6]]), np.array([[-1.0, -2.0]]), np.array([1]))])
+    assert outbox.add(step(EngineCoreOutput("a", [1], prompt_logprobs=scores))) == []
+    (message,) = outbox.add(step(EngineCoreOutput("a", [2], FinishReason.LENGTH), urgent=True))
+    assert tokens([message]) == [{"a": [1, 2]}]
+    assert message.outputs[0].prompt_logprobs is scores
+
+
+@pytest.mark.usefixtures("stopped_clock")
 def test_what_is_urgent_goes_out_as_it_is() -> None:
     outbox = Outbox()
     message = step(EngineCoreOutput("a", [1]), urgent=True)
@@ -59,6 +78,16 @@ def test_nothing_waits_longer_than_the_delay(monkeypatch: pytest.MonkeyPatch) ->
     assert outbox.add(step(EngineCoreOutput("a", [2]))) == []
     now += outbox_module.MAX_DELAY_S
     assert tokens(outbox.add(step(EngineCoreOutput("a", [3])))) == [{"a": [1, 2, 3]}]
+    assert outbox.add(step(EngineCoreOutput("a", [4]))) == []  # the delay begins anew
+
+
+@pytest.mark.usefixtures("stopped_clock")
+def test_the_engine_s_numbers_are_told_of_their_own_step() -> None:
+    outbox, stats = Outbox(), SchedulerStats(1, 0, 0.5, 0, 0, 0, 7)
+    assert outbox.add(step(EngineCoreOutput("a", [1]))) == []
+    messages = outbox.add(step(EngineCoreOutput("a", [2]), stats=stats, urgent=True))
+    assert tokens(messages) == [{"a": [1]}, {"a": [2]}]
+    assert [message.stats for message in messages] == [None, stats]
 
 
 def scored(width: int, **token_of: int) -> EngineCoreOutputs:
@@ -69,6 +98,7 @@ def scored(width: int, **token_of: int) -> EngineCoreOutputs:
     return step(*outputs, logprobs=LogprobsArrays.joined([(ids, -ids, 2 * ids[:, 0])]))
 
 
+@pytest.mark.usefixtures("stopped_clock")
 def test_logprobs_are_gathered_with_their_tokens() -> None:
     outbox = Outbox()
     outbox.add(scored(2, a=1, b=7))
@@ -93,6 +123,7 @@ def test_logprobs_are_gathered_with_their_tokens() -> None:
         assert (message.logprobs.ranks[rows] == 2 * expected).all()
 
 
+@pytest.mark.usefixtures("stopped_clock")
 @pytest.mark.parametrize("widths", [(1, 2), (40_000, 40_000)])
 def test_logprobs_of_different_widths_or_many_bytes_stay_apart(widths: tuple[int, int]) -> None:
     outbox = Outbox()

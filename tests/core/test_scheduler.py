@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from fathom.core.request import extra_key
 from fathom.step import ModelRunnerOutput
 from fathom.wire.messages import FinishReason
 from tests.core.helpers import every_output, kv_config, make_scheduler, request
@@ -28,6 +29,16 @@ def test_a_step_fills_the_token_budget_in_order_of_arrival() -> None:
     step = scheduler.schedule()
     assert step.num_scheduled_tokens == {"0": 6, "1": 6, "2": 4}
     assert step.annotation == "execute_context_3(16)_generation_0(0)"
+
+
+def test_what_a_long_prompt_gets_in_the_end_is_of_its_step_too() -> None:
+    scheduler = make_scheduler(kv_config(64), max_num_batched_tokens=16)
+    scheduler.add_requests(request("long", list(range(30))))
+    scheduler.add_requests(request("short", [40, 41]))
+    step = scheduler.schedule()
+    assert step.num_scheduled_tokens == {"long": 14, "short": 2}
+    assert step.total_num_scheduled_tokens == 16
+    assert step.annotation == "execute_context_2(16)_generation_0(0)"
 
 
 def test_running_requests_come_before_waiting_ones() -> None:
@@ -83,6 +94,25 @@ def test_the_last_in_order_is_preempted_and_gives_the_same_answer_later() -> Non
     assert answers == {request_id: expected_answer(prompt, 15) for request_id, prompt in prompts.items()}
 
 
+def test_what_is_told_of_a_request_s_admission_is_the_first_one_s() -> None:
+    """It finds itself in the prefix cache when it comes back, which nobody has saved anything by."""
+    kv = kv_config(9)
+    scheduler, worker = make_scheduler(kv, max_model_len=24), SimulatedWorker(kv)
+    for request_id, prompt in {"a": [1, 2, 3, 4, 5], "b": [6, 5, 4, 3, 2]}.items():
+        scheduler.add_requests(request(request_id, prompt, max_tokens=15, logprobs=0))
+    told = []
+    while scheduler.has_unfinished_requests():
+        step = scheduler.schedule()
+        outputs = scheduler.update_from_output(step, worker.execute(step)).outputs
+        told += [output for output in outputs if output.request_id == "b"]
+    assert scheduler.kv_cache.prefix_cache_hits > 0
+    assert len(told) == 15
+    assert [output.num_cached_tokens for output in told] == [0] * 15
+    assert {output.scheduled_time for output in told} == {told[0].scheduled_time}
+    assert [output.num_preemptions for output in told] == sorted(output.num_preemptions for output in told)
+    assert told[-1].num_preemptions == scheduler.num_preemptions > 0
+
+
 def test_priority_preempts_the_highest_value() -> None:
     kv = kv_config(9)
     scheduler = make_scheduler(kv, max_model_len=24, scheduling_policy="priority")
@@ -136,6 +166,17 @@ def test_a_cache_salt_keeps_equal_prompts_apart() -> None:
         step = scheduler.schedule()
         assert step.new_requests[0].num_computed_tokens == cached
         scheduler.update_from_output(step, worker.execute(step))
+
+
+def test_salts_and_adapters_of_the_same_name_are_not_the_same() -> None:
+    names = [(None, None), ("x", None), (None, "x"), ("x", "x"), ("", None), ("xlora:x", None)]
+    assert len({extra_key(*name) for name in names}) == len(names)
+    scheduler = make_scheduler(kv_config(64))
+    for request_id, adapter in (("a", None), ("b", "x"), ("c", "y")):
+        message = request(request_id, list(range(9)), 1)
+        message.requests[0].lora_name = adapter
+        scheduler.add_requests(message)
+    assert [new.num_computed_tokens for new in scheduler.schedule().new_requests] == [0, 0, 0]
 
 
 def test_prompt_logprobs_read_nothing_from_the_prefix_cache() -> None:
@@ -250,6 +291,19 @@ def test_sliding_window_layers_give_back_what_no_query_can_see() -> None:
             answer += output.new_token_ids
     assert answer == expected_answer(prompt, 40)
     assert most_used == 11 + 3  # 44 tokens in full; window 6 touches at most 3 blocks of 4
+
+
+@pytest.mark.parametrize("window", [4, 5, 6, 8, 9, 10])
+def test_a_hit_brings_back_all_that_the_next_token_s_window_reaches(window: int) -> None:
+    kv = kv_config(64, windows=(None, window))
+    scheduler, worker = make_scheduler(kv), SimulatedWorker(kv)  # which reads what it must
+    prompt = list(range(17))
+    for request_id, cached in (("a", 0), ("b", 16)):
+        scheduler.add_requests(request(request_id, prompt, 2))
+        step = scheduler.schedule()
+        assert step.new_requests[0].num_computed_tokens == cached
+        scheduler.update_from_output(step, worker.execute(step))
+        assert run_to_end(scheduler, worker) == {request_id: expected_answer(prompt, 2)[1:]}
 
 
 def test_a_prefix_loses_its_tail_before_its_head() -> None:

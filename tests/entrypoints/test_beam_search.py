@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from fathom import LLM, BeamSearchParams, SamplingParams
 from fathom.errors import ConfigError, ValidationError
@@ -102,15 +103,48 @@ def test_beams_that_end_follow_the_plain_rules(ending: LLM, oracle: Any, width: 
     assert {beam.stop_reason for beam in output.sequences if beam.finish_reason == "stop"} <= {eos}
 
 
-def test_the_end_of_sequence_can_be_left_in(ending: LLM) -> None:
-    params = {"beam_width": 4, "max_tokens": STEPS, "length_penalty": -20.0}
+@pytest.mark.parametrize("penalty", [-20.0, -8.0, -4.0, -2.0, -1.0, 0.5, 1.0, 2.0, 4.0])
+def test_the_end_of_sequence_can_be_left_in(ending: LLM, penalty: float) -> None:
+    """Which changes what is shown, and neither what is found nor its order."""
+    params = {"beam_width": 4, "max_tokens": STEPS, "length_penalty": penalty}
     (without,) = ending.beam_search([PROMPTS[0]], BeamSearchParams(**params))
     (within,) = ending.beam_search([PROMPTS[0]], BeamSearchParams(**params, include_stop_str_in_output=True))
-    assert without.sequences[0].finish_reason == "stop"
+    if penalty == -20.0:
+        assert without.sequences[0].finish_reason == "stop"
     for shorter, longer in zip(without.sequences, within.sequences, strict=True):
         ended = [] if shorter.stop_reason is None else [shorter.stop_reason]
         assert longer.tokens == shorter.tokens + ended
         assert longer.cum_logprob == shorter.cum_logprob
+
+
+def test_of_equal_beams_the_one_of_the_better_beam_and_then_of_the_lower_token_comes_first(
+    tiny: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Every token has a twin of equal weights, 256 further on."""
+    folder = shutil.copytree(tiny("llama-gqa"), tmp_path / "twins")
+    tensors = load_file(folder / "model.safetensors")
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        tensors[name][256:] = tensors[name][:256]
+    save_file(tensors, folder / "model.safetensors")
+    with make_llm(folder) as llm:
+        (output,) = llm.beam_search([PROMPTS[0]], BeamSearchParams(beam_width=4, max_tokens=2, ignore_eos=True))
+    found = [tuple(beam.tokens[-2:]) for beam in output.sequences]
+    assert len({beam.cum_logprob for beam in output.sequences}) == 1
+    first, second = found[0]
+    assert max(first, second) < 256
+    assert found == [(first, second), (first, second + 256), (first + 256, second), (first + 256, second + 256)]
+
+
+def test_a_search_with_a_salt_shares_nothing_with_others(tiny: Callable[[str], Path]) -> None:
+    prompt, params = list(range(5, 69)), BeamSearchParams(beam_width=1, max_tokens=1, ignore_eos=True)
+    with make_llm(tiny("llama-gqa")) as llm:
+        hits = []
+        for salt in (None, "a", "b", "a", None):
+            llm.beam_search([{"prompt_token_ids": prompt, "cache_salt": salt}], params)
+            hits.append(llm.get_stats()["prefix_cache_hits"])
+    first = hits[3]
+    assert first > 0
+    assert hits == [0, 0, 0, first, 2 * first]
 
 
 def test_a_search_ends_with_the_context(llm: LLM) -> None:

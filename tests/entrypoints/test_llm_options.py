@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fathom import LLM, RequestOutput, SamplingParams
-from fathom.compat.options import check_vllm_options
+from fathom.compat.options import check_vllm_options, vllm_only_options
 from fathom.errors import ConfigError, ModelNotFoundError, ValidationError
 from fathom.kernels import native
 from tests.entrypoints.conftest import make_llm
@@ -102,6 +102,93 @@ def test_some_refusals_know_another_way(tiny: Callable[[str], Path], name: str, 
     with pytest.raises(ConfigError) as caught:
         make_llm(tiny("llama-gqa"), **{name: value})
     assert str(caught.value) == f"{name}={value!r} is not supported. {way_out}"
+
+
+ASKING: dict[str, Any] = {
+    "additional_config": {"a": 1},
+    "allowed_local_media_path": "/media",
+    "allowed_media_domains": ["example.com"],
+    "attention_config": {"backend": "x"},
+    "calculate_kv_scales": True,
+    "code_revision": "main",
+    "compilation_config": 3,
+    "config_format": "mistral",
+    "convert": "embed",
+    "cpu_offload_gb": 4,
+    "data_parallel_size": 2,
+    "decode_context_parallel_size": 2,
+    "disable_hybrid_kv_cache_manager": True,
+    "disable_log_requests": False,
+    "disable_sliding_window": True,
+    "download_dir": "/models",
+    "enable_dbo": True,
+    "enable_eplb": True,
+    "enable_expert_parallel": True,
+    "enable_log_outputs": True,
+    "enable_log_requests": True,
+    "enable_lora": True,
+    "enable_mm_embeds": True,
+    "enable_prompt_embeds": True,
+    "enable_return_routed_experts": True,
+    "enable_sleep_mode": True,
+    "guided_decoding_backend": "xgrammar",
+    "hf_config_path": "/config",
+    "hf_overrides": {"rope_theta": 1.0},
+    "hf_token": "secret",
+    "ignore_patterns": ["*.bin"],
+    "kv_cache_dtype_skip_layers": [0],
+    "kv_events_config": {"a": 1},
+    "kv_offloading_size": 4.0,
+    "kv_sharing_fast_prefill": True,
+    "kv_transfer_config": {"a": 1},
+    "limit_mm_per_prompt": {"image": 2},
+    "max_num_partial_prefills": 2,
+    "mm_processor_cache_gb": 8,
+    "mm_processor_kwargs": {"a": 1},
+    "model_impl": "transformers",
+    "model_loader_extra_config": {"a": 1},
+    "num_gpu_blocks_override": 9,
+    "optimization_level": 3,
+    "override_generation_config": {"temperature": 0.5},
+    "override_pooler_config": {"a": 1},
+    "performance_mode": "throughput",
+    "pooler_config": {"a": 1},
+    "prefill_context_parallel_size": 2,
+    "prefix_caching_hash_algo": "builtin",
+    "profiler_config": {"a": 1},
+    "quantization_config": {"a": 1},
+    "renderer_num_workers": 2,
+    "rope_scaling": {"factor": 2.0},
+    "rope_theta": 10_000.0,
+    "runner": "pooling",
+    "scheduler_cls": "my.Scheduler",
+    "scheduler_reserve_full_isl": False,
+    "served_model_name": "name",
+    "skip_tokenizer_init": True,
+    "speculative_config": {"model": "x"},
+    "stream_interval": 10,
+    "structured_outputs_config": {"backend": "xgrammar"},
+    "swap_space": 16,
+    "task": "embed",
+    "tokenizer_mode": "mistral",
+    "tokenizer_revision": "main",
+    "use_tqdm_on_load": False,
+    "watermark": 0.1,
+    "worker_cls": "my.Worker",
+    "worker_extension_cls": "my.Extension",
+}
+"""Of every option that Fathom lacks a value that asks for something, but where neither yes nor no does."""
+
+
+def test_every_option_without_a_counterpart_is_refused_once_it_asks_for_something() -> None:
+    options = dict(vllm_only_options())
+    assert options.keys() - ASKING.keys() == {name for name, neutral in options.items() if neutral == (False, True)}
+    for name, value in ASKING.items():
+        with pytest.raises(ConfigError, match=f"^{name}=.* is not supported") as caught:
+            check_vllm_options({name: value})
+        assert (caught.value.parameter, caught.value.value) == (name, value)
+        for neutral in options[name]:
+            assert check_vllm_options({name: neutral}) == {}
 
 
 @pytest.mark.parametrize(("given", "length"), [("1k", 1000), ("1K", 1024), (64, 64), ("auto", None), (-1, None)])

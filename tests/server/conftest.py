@@ -50,9 +50,9 @@ TOOL_TEMPLATE = (
 
 @pytest.fixture(scope="session")
 def guarded(tiny_chat_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The tiny model with keys, admin routes, a template for tools, and a queue of two behind one place."""
+    """The tiny model with keys, admin routes, a template for tools and a queue of two by priority behind one place."""
     flags = ["--api-key=one", "--enable-admin", "--max-queue=2", "--max-num-seqs=1", "--max-queue-tokens=3000"]
-    flags += ["--max-num-batched-tokens=2048", POOL]
+    flags += ["--max-num-batched-tokens=2048", "--scheduling-policy=priority", POOL]
     flags += ["--allowed-origins=https://example.com", "--engine-stall-timeout=0.5", "--max-body-bytes=100000"]
     tmp = tmp_path_factory.mktemp("guarded")
     flags += [f"--chat-template={TOOL_TEMPLATE}", "--trust-request-chat-template", f"--profile-folder={tmp}/profile"]

@@ -73,6 +73,31 @@ def test_waiting_prompt_tokens_are_limited_too(guarded: Server) -> None:
     assert comes_true(lambda: idle(guarded))
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_of_those_who_wait_the_lowest_priority_goes_first(guarded: Server, path: str) -> None:
+    """Whoever came before it would never let it in: its answer has no end."""
+    message = {"messages": [{"role": "user", "content": "A"}]} if "chat" in path else {"prompt": "A"}
+    with ThreadPoolExecutor(1) as pool, contextlib.ExitStack() as first:
+        first.enter_context(stream(guarded, **LONG, priority=-7))
+        waits = send_request(guarded, {**LONG, "priority": 5}, headers="Authorization: Bearer one\r\n")
+        assert comes_true(lambda: guarded.http.get("/load").json()["server_load"] == 2)
+        urgent = pool.submit(guarded.post, path, **message, max_tokens=2, priority=-5, ignore_eos=True)
+        assert comes_true(lambda: guarded.http.get("/load").json()["server_load"] == 3)
+        first.close()
+        assert urgent.result().json()["choices"][0]["finish_reason"] == "length"
+        waits.close()
+    assert comes_true(lambda: idle(guarded))
+
+
+@pytest.mark.parametrize("field", [0.1, 10**6])
+def test_of_two_deadlines_the_nearer_one_counts(guarded: Server, field: float) -> None:
+    header = {"X-Request-Timeout": str(0.1 if field > 1 else 10**6)}
+    with stream(guarded, **LONG):
+        answer = guarded.http.post("/v1/completions", json={"prompt": "A", "timeout": field}, headers=header).json()
+    choice = answer["choices"][0]
+    assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == ("", "abort", "deadline")
+
+
 @pytest.mark.parametrize("streamed", [False, True])
 def test_a_deadline_ends_the_answer_as_it_is(guarded: Server, streamed: bool) -> None:
     """In the middle of an answer, and in the queue; by field and by header."""
@@ -117,12 +142,14 @@ def test_clients_that_go_away_free_their_places(server: Server) -> None:
     assert "Traceback" not in server.log.read_text()
 
 
-def send_request(server: Server, body: dict[str, Any] | str, path: str = "/v1/completions") -> socket.socket:
-    """A connection that has asked and waits for its answer."""
+def send_request(
+    server: Server, body: dict[str, Any] | str, path: str = "/v1/completions", headers: str = ""
+) -> socket.socket:
+    """A connection that has asked and waits for its answer. headers: more of them, each with its line's end."""
     host, port = server.url.removeprefix("http://").split(":")
     connection = socket.create_connection((host, int(port)))
     content = (body if isinstance(body, str) else json.dumps(body)).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(content)}\r\n\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: {host}\r\n{headers}Content-Length: {len(content)}\r\n\r\n"
     connection.sendall(head.encode() + content)
     return connection
 
