@@ -57,6 +57,17 @@ def test_reset_forgets_prefixes_and_keeps_blocks_in_use() -> None:
     pool.check_invariants()
 
 
+def test_after_a_reset_blocks_that_were_used_are_handed_out_before_new_ones() -> None:
+    pool = BlockPool(10)
+    blocks = pool.allocate(3)
+    for block in blocks:
+        pool.register(0, block, b"%d" % block)
+    pool.release(blocks)
+    pool.reset_cache()
+    assert pool.allocate(4) == [1, 2, 3, 4]
+    assert pool.num_ever_used == 5
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_two_hundred_thousand_random_operations_keep_the_books_balanced(seed: int) -> None:
     """References, hashes and free blocks are those of a model that counts everything the slow way."""

@@ -18,7 +18,7 @@ def test_it_hands_blocks_out_in_the_order_of_a_queue_that_unlinks_them(data: st.
     in_use: list[int] = []
     findable: set[int] = set()  # of those in the model
     for action in data.draw(
-        st.lists(st.sampled_from(["pop", "append", "appendleft", "remove", "remove"]), max_size=80)
+        st.lists(st.sampled_from(["pop", "append", "appendleft", "remove", "remove", "forget"]), max_size=80)
     ):
         if action == "pop":
             count = data.draw(st.integers(0, len(model)))
@@ -43,6 +43,10 @@ def test_it_hands_blocks_out_in_the_order_of_a_queue_that_unlinks_them(data: st.
             del model[block]
             findable.remove(block)
             in_use.append(block)
+        elif action == "forget":
+            queue.forget()
+            model = OrderedDict.fromkeys(sorted(model, key=lambda block: block not in findable))
+            findable.clear()
         assert list(queue) == list(model)
         assert len(queue) == len(model)
 

@@ -113,6 +113,7 @@ class BlockPool:
         for cached in self._cached:
             cached.clear()
         self._hashes = [None] * self.num_blocks
+        self._free.forget()
         self.num_free_cached = 0
 
     def check_invariants(self) -> None:

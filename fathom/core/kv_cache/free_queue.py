@@ -69,6 +69,12 @@ class FreeKVCacheBlockQueue:
         if self._num_marked > self._most_marked:
             self._drop_marked()
 
+    def forget(self) -> None:
+        """Nobody can find any block now: those that were cached come first, since they have memory already."""
+        self._drop_marked()
+        self._empty.extend(reversed(self._cached))
+        self._cached.clear()
+
     def _unmark(self, block: int) -> None:
         self._num_marked -= 1
         if self._marked[block] == 1:
