@@ -83,6 +83,14 @@ class EngineCore:
         load_general_plugins()
         make_executor = make_executor or prepare_executor(setup.config.parallel)
         self.executor = make_executor(setup)
+        try:
+            self._start(setup, phases)
+        except BaseException:  # whoever holds the error would hold the workers too
+            self.executor.shutdown()
+            raise
+
+    def _start(self, setup: EngineSetup, phases: Phases) -> None:
+        """All of the boot that comes after the model's loading."""
         phases.mark("load model")
         kv_cache_config, max_model_len = self._size_kv_cache(setup)
         phases.mark("profile memory")

@@ -38,7 +38,7 @@ def llm(tiny: Callable[[str], Path], fault_folder: Path) -> Iterator[LLM]:
         yield llm
 
 
-def start(folder: Path, **options: bool) -> LLM:
+def start(folder: Path, **options: int) -> LLM:
     return LLM(str(folder), tensor_parallel_size=2, num_threads=2, max_num_seqs=64, show_progress=False, **options)
 
 
@@ -153,6 +153,13 @@ def test_workers_of_an_engine_in_this_process_end_if_the_rest_of_it_cannot_be_ma
         start(tmp_path, multiprocess=False)
     assert comes_true(lambda: not workers_of(os.getpid()))
     assert caught.tb is not None  # which keeps the engine, as a notebook does
+
+
+def test_workers_of_an_engine_in_this_process_end_if_their_cache_cannot_be_made(tiny: Callable[[str], Path]) -> None:
+    with pytest.raises(ConfigError, match="1,000 bytes of KV cache") as caught:
+        start(tiny("llama-gqa"), multiprocess=False, kv_cache_memory_bytes=1000)
+    assert comes_true(lambda: not workers_of(os.getpid()))
+    assert caught.tb is not None
 
 
 GENERATE = """

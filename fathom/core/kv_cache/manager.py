@@ -63,7 +63,7 @@ class KVCacheManager:
         self.prefix_cache_queries += request.num_tokens
         self.prefix_cache_hits += num_hit_tokens
 
-    def can_hold(self, request: Request, cached: Blocks, num_cached_tokens: int) -> bool:
+    def can_hold(self, request: Request, cached: Blocks) -> bool:
         """Whether the free blocks suffice for all of the tokens that a waiting request has now.
 
         Admitting it for less would let several half-computed prompts starve one another.

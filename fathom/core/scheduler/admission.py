@@ -53,7 +53,7 @@ class Admission:
             missing = request.num_tokens - num_cached
             if not self._chunked_prefill and not room.holds(num_cached, missing):
                 return
-            if not self._kv_cache.can_hold(request, cached, num_cached):
+            if not self._kv_cache.can_hold(request, cached):
                 return
             num_new = room.take(request, num_cached, missing)
             if not self._take_blocks(request, cached, num_cached, num_new):
