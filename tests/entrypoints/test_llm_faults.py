@@ -190,7 +190,7 @@ def test_a_step_that_raises_ends_its_requests_and_the_next_ones_are_right(
 def test_those_who_wait_are_not_touched_by_a_failing_step(
     tiny: Callable[[str], Path], oracle: Any, fuse: dict[str, int]
 ) -> None:
-    with make_llm(tiny("llama-gqa"), max_num_seqs=2) as llm:
+    with make_llm(tiny("llama-gqa"), max_num_seqs=2, enforce_eager=True) as llm:
         fuse["attention"] = 4  # in the second step
         outputs = generate(llm, [*CLEAN, CLEAN[0]])
     assert [output.outputs[0].finish_reason for output in outputs] == ["error", "error", "length", "length"]

@@ -46,7 +46,7 @@ def test_dummy_weights(tiny: Callable[[str], Path]) -> None:
 def test_the_engine_runs_on_them(tiny: Callable[[str], Path]) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=1, logprobs=0, ignore_eos=True)
     first = []
-    for quantization in (None, "fp8"):
+    for quantization, weights in ((None, "packed"), ("fp8", "dense")):
         with LLM(
             str(tiny("llama-gqa")),
             quantization=quantization,
@@ -55,7 +55,7 @@ def test_the_engine_runs_on_them(tiny: Callable[[str], Path]) -> None:
             multiprocess=False,
             num_threads=1,
         ) as llm:
-            assert llm.llm_engine.config.model.weights == "dense"
+            assert llm.llm_engine.config.model.weights == weights
             (output,) = llm.generate([[5, 6, 7, 8]], params, use_tqdm=False)
             (entry,) = output.outputs[0].logprobs[0].values()
             first.append(entry.logprob)
