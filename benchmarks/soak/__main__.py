@@ -6,7 +6,8 @@
 A fifth of the clients go away, in the queue, while their prompt is read, or in the middle of an answer; a tenth sends
 what is no request. The KV cache is small, so that it is soon used up and answers lose their place now and then. After
 the warm-up the requests come in waves. Between two of them the server rests until it has handed back what it had freed,
-and what it holds then is sampled; the growth is the slope of a least-squares line. In a last part nobody goes away:
+and what it holds then is sampled; the growth is the slope of a least-squares line. The warm-up's end comes in such waves
+too, since a heap that rests now and then settles elsewhere than one that never does. In a last part nobody goes away:
 there the counters must be what the clients saw, to the last token. Flags that are not known here are the server's.
 """
 
@@ -29,6 +30,8 @@ from benchmarks.tiny_model import TINY, tiny_model
 
 MOST_GROWTH = 100.0
 """Bytes a request by which a process may grow."""
+SETTLING_WAVES = 8
+"""Of the warm-up's end."""
 KV_CACHE_BYTES = {TINY: 4_000_000}
 """Room for about 5,000 tokens, at most 16 answers' share of which is 2,048."""
 KV_CACHE_BYTES_ELSE = 110_000_000
@@ -78,11 +81,12 @@ class Soak:
         """One part of the requests, its counters compared with what was seen."""
         tally = Tally()
         before, began = self._server.metrics(), time.perf_counter()
-        for wave in waves(self.numbers[part]) if part == "soak" else [self.numbers[part]]:
+        for wave in self._waves(part):
             asyncio.run(ask_all(self._server.url, self._workload, wave, self._concurrency, tally.add))
             after = self._idle_metrics()
-            if part == "soak":
+            if part != "closing":
                 time.sleep(self._rest_s)
+            if part == "soak":
                 self._samples.append((tally.asked, self._server.footprints()))
         seconds = time.perf_counter() - began
         left = ", ".join(f"{count:,} in {where}" for where, count in sorted(tally.left.items()))
@@ -94,6 +98,18 @@ class Soak:
         for problem in tally.problems[:10]:
             self._report(problem, False)
         return tally
+
+    def _waves(self, part: str) -> list[range]:
+        """What is asked at once; the server is idle in between."""
+        numbers = self.numbers[part]
+        if part == "soak":
+            return waves(numbers)
+        if part == "closing":
+            return [numbers]
+        size = max(1, len(self.numbers["soak"]) // GROUPS)
+        settling = max(numbers.start, numbers.stop - SETTLING_WAVES * size)
+        cuts = [numbers.start, *range(settling, numbers.stop, size), numbers.stop]
+        return [range(*pair) for pair in pairwise(cuts) if pair[0] < pair[1]]
 
     def _idle_metrics(self) -> dict[str, float]:
         """The metrics once nothing is under way: who has gone away is noticed a moment later."""
