@@ -6,9 +6,9 @@
 A fifth of the clients go away, in the queue, while their prompt is read, or in the middle of an answer; a tenth sends
 what is no request. The KV cache is small, so that it is soon used up and answers lose their place now and then. After
 the warm-up the requests come in waves. Between two of them the server rests until it has handed back what it had freed,
-and what it holds then is sampled; the growth is the slope of a least-squares line. The warm-up's end comes in such waves
-too, since a heap that rests now and then settles elsewhere than one that never does. In a last part nobody goes away:
-there the counters must be what the clients saw, to the last token. Flags that are not known here are the server's.
+and what it holds then is sampled; the growth is the slope of a least-squares line. The warm-up ends in such waves too,
+since a heap that rests now and then settles elsewhere than one that never does. In a last part nobody goes away: there
+the counters must be what the clients saw, to the last token. Flags that are not known here are the server's.
 """
 
 from __future__ import annotations
