@@ -24,6 +24,7 @@ from table import print_header, print_row
 from fathom import AsyncLLM, EngineConfig, LLMEngine, SamplingParams
 from fathom.core.engine_core import EngineCore
 from fathom.frontend import boot
+from fathom.sampling_params import RequestOutputKind
 from fathom.wire.codec import Encoder
 from fathom.wire.messages import AddRequests, EngineCoreRequest
 
@@ -43,7 +44,8 @@ SHAPE = {
     "eos_token_id": 2,
     "tie_word_embeddings": True,
 }
-TWO_TOKENS = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
+TWO_TOKENS = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True, output_kind=RequestOutputKind.FINAL_ONLY)
+"""As LLM.generate asks: for the whole answer at once."""
 PROMPT = [5, 6, 7, 8, 9, 10, 11, 12]
 TEXT = "The fathom is a unit of length that seamen have used to measure the depth of water since long ago. "
 
