@@ -39,6 +39,11 @@ CHECKS = (
     "unsupported_method",
     "allow_header_conformance",
 )
+CONFIG = """
+[checks.negative_data_rejection]
+expected-statuses = [400, 404, 405, 413]
+"""
+"""schemathesis.toml: a body may also be refused for its size, unread."""
 MOST_GROWTH = 100.0
 """Bytes a request by which a process may surely grow: beyond the uncertainty that a run of this length leaves."""
 WORDS_REMEMBERED = 10_000
@@ -68,6 +73,7 @@ def run_schemathesis(
     command = ["schemathesis", "--no-color", "run", f"{server.url}/openapi.json", "--phases=coverage,fuzzing"]
     command += [f"--max-time={in_all}", f"--workers={workers}", f"--seed={seed}", f"--checks={','.join(CHECKS)}"]
     command += ["--continue-on-failure", "--request-timeout=60", "--suppress-health-check=all", "--warnings=off"]
+    (folder / "schemathesis.toml").write_text(CONFIG)
     executable = Path(sys.executable).with_name("schemathesis")
     process = subprocess.Popen([str(executable), *command[1:]], cwd=folder, env={**os.environ, "COLUMNS": "160"})
     samples = []

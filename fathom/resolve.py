@@ -62,7 +62,7 @@ def _async_scheduling(config: EngineConfig, device: str, reasons: list[str]) -> 
         return config.scheduler.async_scheduling
     if device == "cpu":
         reasons.append(
-            "async_scheduling=False: on a CPU scheduler and model share the cores, and one sequence is slower by it"
+            "async_scheduling=False: on a CPU scheduler and model share the cores, so little is won by it"
         )
     return device != "cpu"
 

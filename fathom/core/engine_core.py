@@ -6,6 +6,9 @@ With async scheduling two steps are in flight, and the scheduler works while the
     worker                    | 1           | 2                          | 3                             | ...
 
 With several pipeline stages as many steps are in flight as there are stages, of different requests each.
+
+On a CPU the scheduler and the model share the cores, and to hand a step from thread to thread takes longer than a step
+of one request can win by it: while there is only one, its steps run one after the other on the caller's thread.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from fathom.config import EngineConfig
 from fathom.core.blocks_ahead import BlocksAhead
 from fathom.core.control import ControlOperations
 from fathom.core.kv_cache.groups import blocks_per_sequence, longest_sequence, make_kv_cache_config
@@ -109,6 +113,7 @@ class EngineCore:
         self._refused: list[EngineCoreOutput] = []
         stages = setup.config.parallel.pipeline_parallel_size
         self._max_in_flight = stages if stages > 1 else 2 if setup.config.scheduler.async_scheduling else 1
+        self._one_runs_at_once = _one_runs_at_once(setup.config)
         self._in_flight: deque[LaunchedStep] = deque()
         self._last_result = 0.0  # time.perf_counter() when the last step's tokens were there
         self.ready = EngineReady(
@@ -151,7 +156,10 @@ class EngineCore:
         self.executor.shutdown()
 
     def _launch_steps(self) -> None:
-        while len(self._in_flight) < self._max_in_flight and self.scheduler.has_unfinished_requests():
+        while self.scheduler.has_unfinished_requests():
+            at_once = self._one_runs_at_once and len(self.scheduler.requests) == 1
+            if len(self._in_flight) >= (1 if at_once else self._max_in_flight):
+                return
             started = time.perf_counter()
             work = self.scheduler.schedule()
             if not work.num_scheduled_tokens:
@@ -161,8 +169,8 @@ class EngineCore:
             if logger.isEnabledFor(logging.DEBUG):
                 logger.debug("step %s", work.annotation)
             launched = time.perf_counter()
-            forward = self.executor.execute_model(work)
-            tokens = self.executor.sample_tokens()
+            forward = self.executor.execute_model(work, at_once)
+            tokens = self.executor.sample_tokens(at_once)
             self._in_flight.append(LaunchedStep(work, forward, tokens, launched, launched - started))
 
     def _finish_step(self, step: LaunchedStep) -> EngineCoreOutputs:
@@ -226,6 +234,12 @@ class EngineCore:
         logger.info("chose %s", reason)
         phases.mark("time prefill")
         return size
+
+
+def _one_runs_at_once(config: EngineConfig) -> bool:
+    """Whether steps of the only request run on the caller's thread. Not if the worker's thread has cores of its own."""
+    parallel, runtime = config.parallel, config.runtime
+    return runtime.device == "cpu" and runtime.cpu_cores is None and parallel.distributed_executor_backend == "uni"
 
 
 def _warn_about_cut(wanted: int, fitted: int, config: KVCacheConfig, bytes_for_wanted: int) -> None:

@@ -22,8 +22,12 @@ class Executor(ABC):
     """Runs calls on every worker, one after another in the order in which they were submitted."""
 
     @abstractmethod
-    def submit(self, method: str, args: list[Any] | None = None) -> Reply:
-        """Call `method(*args)` on every worker, without waiting if workers run on their own."""
+    def submit(self, method: str, args: list[Any] | None = None, at_once: bool = False) -> Reply:
+        """Call `method(*args)` on every worker, without waiting if workers run on their own.
+
+        at_once: nothing is under way, and the caller has nothing to do until this has run, so that a worker of this
+            process may as well run on the caller's thread. Others run where they always do.
+        """
 
     @abstractmethod
     def shutdown(self) -> None:
@@ -73,17 +77,17 @@ class Executor(ABC):
         times: list[PrefillTimes] = self.collective_rpc("time_prefill")
         return max(times, key=lambda worker: worker.token_s)
 
-    def execute_model(self, scheduler_output: SchedulerOutput) -> Reply:
+    def execute_model(self, scheduler_output: SchedulerOutput, at_once: bool = False) -> Reply:
         """Launch the forward pass; its logits stay with the workers until sample_tokens."""
-        return self.submit("execute_model", [scheduler_output])
+        return self.submit("execute_model", [scheduler_output], at_once)
 
-    def sample_tokens(self) -> Reply:
+    def sample_tokens(self, at_once: bool = False) -> Reply:
         """Sample from the logits of the last execute_model; rank 0's result is a ModelRunnerOutput.
 
         From a worker in this process it may be a PendingOutput: the step is launched, and is to be waited for.
         A call of its own, since what restricts the choice of tokens may be known later than what the forward needs.
         """
-        return self.submit("sample_tokens")
+        return self.submit("sample_tokens", at_once=at_once)
 
 
 def public_method(worker: Any, name: str) -> Callable[..., Any]:

@@ -104,7 +104,7 @@ class RemoteExecutor(Executor):
 
     # ---------------------------------------------------------------- the executor's interface
 
-    def submit(self, method: str, args: list[Any] | None = None) -> Reply:
+    def submit(self, method: str, args: list[Any] | None = None, at_once: bool = False) -> Reply:
         reply_from = self._sampler if method in _STEP_METHODS else EVERYBODY
         return self._send(method, as_call(method, args or []), reply_from)
 

@@ -14,9 +14,8 @@ from fathom.wire.messages import EngineSetup
 class UniprocExecutor(Executor):
     """Loads the model on construction.
 
-    With async scheduling the worker lives on a thread, from its construction on, since OpenMP's settings are a
-    thread's own; kernels release the interpreter, and the scheduler runs beside them. Without, a call has run when
-    `submit` returns.
+    With async scheduling the worker is made on a thread and runs there; kernels release the interpreter, and the
+    scheduler runs beside them. Without, or if that is asked for, a call has run when `submit` returns.
     """
 
     def __init__(self, setup: EngineSetup) -> None:
@@ -25,16 +24,18 @@ class UniprocExecutor(Executor):
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="worker") if threaded else None
         self._worker: Any = self._start(_make_worker, setup).result()
 
-    def submit(self, method: str, args: list[Any] | None = None) -> Reply:
-        return self._start(_call_one, public_method(self._worker, method), args or ())
+    def submit(self, method: str, args: list[Any] | None = None, at_once: bool = False) -> Reply:
+        return self._start(_call_one, public_method(self._worker, method), args or (), at_once=at_once)
 
     def shutdown(self) -> None:
         self._start(self._worker.shutdown).result()
         if self._thread is not None:
             self._thread.shutdown()
 
-    def _start(self, function: Callable[..., Any], *args: Any) -> Reply:
-        return _Done(function, args) if self._thread is None else self._thread.submit(function, *args)
+    def _start(self, function: Callable[..., Any], *args: Any, at_once: bool = False) -> Reply:
+        if at_once or self._thread is None:
+            return _Done(function, args)
+        return self._thread.submit(function, *args)
 
 
 class _Done:

@@ -6,10 +6,11 @@ Also where tokens stay on the device: a CPU that hands out what it has found onl
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -31,6 +32,22 @@ class FailsAfter(AdapterLogitsProcessor):
     def new_req_logits_processor(self, params: SamplingParams) -> Any:
         limit = (params.extra_args or {}).get("fails_after")
         return None if limit is None else lambda output_ids, row: row if len(output_ids) < limit else row[:0]
+
+
+class NotesThread(AdapterLogitsProcessor):
+    """Writes down in which thread each step's tokens are chosen."""
+
+    seen: ClassVar[list[int]] = []
+
+    def is_argmax_invariant(self) -> bool:
+        return False
+
+    def new_req_logits_processor(self, params: SamplingParams) -> Any:
+        def note(output_ids: list[int], row: Any) -> Any:
+            self.seen.append(threading.get_ident())
+            return row
+
+        return note
 
 
 @pytest.fixture(scope="module")
@@ -250,3 +267,17 @@ def test_streams_of_an_engine_process_that_schedules_ahead(folder: Path, llms: l
             engine.shutdown()
 
     assert asyncio.run(asyncio.wait_for(run(), PATIENCE_S)) == expected
+
+
+def test_steps_of_the_only_request_run_on_the_caller_s_thread(folder: Path) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+    threads = []
+    with make_llm(folder, True, logits_processors=[f"{__name__}:NotesThread"]) as llm:
+        for prompts in ([[5, 6]], [[5, 6], [7, 8]], [[5, 6]]):
+            NotesThread.seen.clear()
+            llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
+            threads.append(set(NotesThread.seen))
+    alone, two, alone_again = threads
+    assert alone == alone_again == {threading.get_ident()}
+    assert len(two) == 1
+    assert two != alone
