@@ -17,6 +17,8 @@ import gc
 import sys
 import time
 
+import msgspec
+
 LARGEST_KEPT_BYTES = 2**30
 """Of freed memory."""
 YOUNG_OBJECTS = 50_000
@@ -54,8 +56,25 @@ def calm_garbage_collector() -> None:
     gc.set_threshold(YOUNG_OBJECTS)
 
 
+_SHORT_LIVED_KEYS = tuple(
+    msgspec.json.encode({f"{number:08x}": 0 for number in range(first, first + 64)}) for first in range(0, 4096, 64)
+)
+"""Documents whose keys fall on every place of msgspec's cache."""
+
+
+def release_decoded_keys() -> None:
+    """Have msgspec remember other keys than those of what it has decoded lately.
+
+    It keeps 512 keys of JSON objects for the next time, each until another takes its place. Those of a large body lie
+    scattered over all the memory that the body had, and Python gives memory back by the megabyte only: after a body of
+    17 MB a process stays 130 MB larger. The keys that come instead lie side by side.
+    """
+    for document in _SHORT_LIVED_KEYS:
+        msgspec.json.decode(document)
+
+
 class HeapTrimmer:
-    """Gives the holes in the heap back now and then. Without effect where the C library is another."""
+    """Gives the holes in the heaps back now and then; those in C's only with glibc."""
 
     def __init__(self, interval_s: float = 10.0) -> None:
         self._interval_s = interval_s
@@ -65,6 +84,9 @@ class HeapTrimmer:
     def tick(self) -> None:
         """Trim, if that was not done for `interval_s`: some milliseconds."""
         now = time.monotonic()
-        if now >= self._due and self._trim is not None:
+        if now < self._due:
+            return
+        self._due = now + self._interval_s
+        release_decoded_keys()
+        if self._trim is not None:
             self._trim(0)
-            self._due = now + self._interval_s

@@ -61,9 +61,7 @@ def _async_scheduling(config: EngineConfig, device: str, reasons: list[str]) -> 
     if config.scheduler.async_scheduling is not None:
         return config.scheduler.async_scheduling
     if device == "cpu":
-        reasons.append(
-            "async_scheduling=False: on a CPU scheduler and model share the cores, so little is won by it"
-        )
+        reasons.append("async_scheduling=False: on a CPU scheduler and model share the cores, so little is won by it")
     return device != "cpu"
 
 
