@@ -262,6 +262,7 @@ _SMALLEST = {
     "pipeline_parallel_size": 1,
     "max_cudagraph_capture_size": 1,
 }
+_LARGEST = {"num_threads": 1024, "max_num_seqs": 65_536}  # each is a thread, each has a row in every buffer
 _SIZES_RULE = "must be numbers of tokens, each at least 1"
 _INT64 = 2**63 - 1  # what crosses the process boundary
 
@@ -270,9 +271,9 @@ def _check_ranges(config: EngineConfig) -> None:
     for name, (home, _) in _OPTION_HOME.items():
         value = getattr(getattr(config, home), name)
         if isinstance(value, int):
-            low = _SMALLEST.get(name, -_INT64)
+            low, high = _SMALLEST.get(name, -_INT64), _LARGEST.get(name, _INT64)
             _require(value >= low, name, value, f"must be at least {low}")
-            _require(value <= _INT64, name, value, f"must be at most {_INT64}")
+            _require(value <= high, name, value, f"must be at most {high}")
     sizes = config.runtime.cudagraph_capture_sizes
     _require(sizes is None or all(1 <= size <= _INT64 for size in sizes), "cudagraph_capture_sizes", sizes, _SIZES_RULE)
     target = config.scheduler.itl_target_ms

@@ -256,6 +256,8 @@ def _num_threads(config: EngineConfig, hardware: Hardware, reasons: list[str]) -
     if wanted is None:
         reasons.append(f"num_threads={hardware.cores}: the physical cores that this process may use")
         return hardware.cores
+    if wanted > hardware.cores:
+        reasons.append(f"num_threads={wanted}: as given; they wait for each other on {hardware.cores} physical cores")
     return wanted
 
 

@@ -96,6 +96,8 @@ def test_an_option_like_no_other_has_no_suggestion() -> None:
         ("long_prefill_token_threshold", -1, "long_prefill_token_threshold must be at least 0, got -1."),
         ("max_logprobs", -2, "max_logprobs must be at least -1, got -2."),
         ("num_threads", 0, "num_threads must be at least 1, got 0."),
+        ("num_threads", 1025, "num_threads must be at most 1024, got 1025."),
+        ("max_num_seqs", 65_537, "max_num_seqs must be at most 65536, got 65537."),
         ("seed", "0", "seed must be int or None, got '0'."),
         ("seed", 2**70, f"seed must be at most {2**63 - 1}, got {2**70}."),
         ("gpu_memory_utilization", 0, "gpu_memory_utilization must be in (0, 1], got 0.0."),

@@ -27,7 +27,7 @@ from fathom.worker.memory import GIB, MemoryUse, measure_graphs
 from fathom.worker.model_runner import ModelRunner
 from fathom.worker.out_of_memory import explain, nothing_left
 from fathom.worker.sample.guard import GuardedProcessor
-from fathom.worker.sample.interface import LogitsProcessorContext
+from fathom.worker.sample.interface import LogitsProcessor, LogitsProcessorContext
 from fathom.worker.sample.loading import load_logits_processors
 from fathom.worker.sample.sampler import Sampler
 from fathom.worker.sample.shared import TokenFollower, TokenLeader, TokensLater, TokenSource
@@ -60,9 +60,10 @@ class Worker:
         self._attention_kernel = attention_kernel(config.runtime.attention_backend)
         self._place = place
         self._groups = groups
+        custom_processors = load_logits_processors(config.model.logits_processors)  # a wrong name is found at once
         self._model = explain(lambda: self._load_model(setup), self.device, "loading the weights", ways_out.LOAD)
         self._kv_specs = self._model.kv_specs(config.cache.kv_cache_dtype)
-        self._sampler = self._make_sampler()
+        self._sampler = self._make_sampler(custom_processors)
         self._memory: MemoryUse | None = None
         self._runner: ModelRunner | None = None
         self._profiler: tuple[torch.profiler.profile, str] | None = None
@@ -226,7 +227,7 @@ class Worker:
         assert self._runner is not None, "the worker is used before initialize_from_config"
         return self._runner
 
-    def _make_sampler(self) -> TokenSource:
+    def _make_sampler(self, custom_processors: dict[type[LogitsProcessor], frozenset[str]]) -> TokenSource:
         assert self._config.scheduler.max_num_seqs is not None
         context = LogitsProcessorContext(self._vocab_size, self._config.scheduler.max_num_seqs, self._config)
         device = self.device.torch_device
@@ -236,7 +237,7 @@ class Worker:
             return TokenFollower(self._groups.tensor, device)
         custom = [
             GuardedProcessor(kind(context, device, device.type == "cuda"), known_as)
-            for kind, known_as in load_logits_processors(self._config.model.logits_processors).items()
+            for kind, known_as in custom_processors.items()
         ]
         sampler = Sampler(context, device, self._config.model.logprobs_mode, custom)
         return sampler if self._groups.tensor.size == 1 else TokenLeader(sampler, self._groups.tensor, device)

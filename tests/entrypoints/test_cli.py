@@ -292,7 +292,11 @@ def test_flags_of_vllm_that_change_nothing_are_accepted(command: Any) -> None:
     [
         (("--enable-lora",), "fathom: enable_lora=True is not supported. Leave it out, or at False or None."),
         (("--data-parallel-size", "2"), "fathom: data_parallel_size=2 is not supported. Start several engines"),
-        (("--max-model-len", "many"), "fathom generate: argument --max-model-len: invalid int value: 'many'"),
+        (
+            ("--max-model-len", "many"),
+            "fathom generate: argument --max-model-len: invalid int value: 'many' (write 8192, ",
+        ),
+        (("--max-model-len", "-5"), "fathom: max_model_len must be at least 2, got -5."),
         (("--nothing-like-it",), "fathom generate: unknown argument --nothing-like-it; see `fathom generate --help`"),
     ],
 )

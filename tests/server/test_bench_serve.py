@@ -134,6 +134,22 @@ def test_its_server_ends_with_it_however_that_ends(tiny_chat_model: Path) -> Non
     assert comes_true(lambda: not psutil.pid_exists(server) and not psutil.pid_exists(engine))
 
 
+SERVED = """
+import sys
+from fathom.entrypoints.cli.bench.own_server import own_server
+with own_server({"model": sys.argv[1], "num_threads": 1, "show_progress": False}):
+    pass
+"""
+
+
+def test_its_server_ends_without_a_word(tiny_chat_model: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SERVED, str(tiny_chat_model)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "Fatal" not in done.stderr
+
+
 def test_without_a_url_it_starts_a_server_and_ends_it(bench: Any, tiny_chat_model: Path, tmp_path: Path) -> None:
     plot = tmp_path / "plot.png"
     others = set(psutil.Process().children(recursive=True))

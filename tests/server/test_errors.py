@@ -156,6 +156,23 @@ def test_bad_messages(server: Server, messages: Any, param: str) -> None:
         assert checked(server.post(path, messages=messages), 400)["param"] == param
 
 
+def test_a_word_that_is_none_of_a_field_s_is_told_which_are(server: Server) -> None:
+    error = checked(server.post("/v1/chat/completions", messages=[{"role": "alien", "content": "x"}]), 400)
+    roles = "'assistant', 'developer', 'function', 'system', 'tool', 'user'"
+    assert error["message"] == f"messages[0].role: invalid enum value 'alien'; it may be {roles}."
+    image = [{"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "x"}}]}]
+    answer = server.post("/v1/messages", messages=image, max_tokens=1)
+    assert answer.status_code == 400
+    blocks = "'text', 'tool_use', 'tool_result', 'thinking'"
+    words = f"messages[0].content[0].type: invalid value 'image'; it may be {blocks}."
+    assert answer.json()["error"]["message"] == words
+
+
+def test_an_empty_body_is_said_to_be_empty(server: Server) -> None:
+    error = checked(server.http.post("/v1/completions"), 400)
+    assert (error["code"], error["message"]) == ("invalid_json", "The body is empty; it must be a JSON object.")
+
+
 def test_tokens(server: Server) -> None:
     ids = server.post("/tokenize", prompt="The sea", return_token_strs=True).json()
     assert (ids["count"], len(ids["token_strs"])) == (len(ids["tokens"]), len(ids["tokens"]))

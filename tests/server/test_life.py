@@ -51,6 +51,7 @@ def nothing_is_left(server: Server, engine: Any) -> bool:
         (["--middleware=mine.Middleware"], 1, "Put a proxy before the server, see --root-path and --uds."),
         (["--max-num-seqs=0"], 1, "max_num_seqs"),
         (["--model=/no/such/model"], 1, "/no/such/model"),
+        (["--model=one", "two"], 1, "--model=one contradicts the argument two. Give one of them."),
     ],
 )
 def test_what_is_wrong_is_said_before_anything_starts(
@@ -127,6 +128,9 @@ def test_an_engine_that_dies_ends_streams_with_an_error(start: Start) -> None:
     assert failed.status_code == 503
     assert server.wait() == 1
     assert nothing_is_left(server, engine)
+    told = [line for line in server.log.read_text().splitlines() if " aborted after " in line]
+    assert len(told) == 2
+    assert all(line.endswith(" s: the engine is gone") for line in told)
 
 
 def test_a_dead_engine_is_started_again_if_asked_and_dies_with_its_server(start: Start, tmp_path: Path) -> None:

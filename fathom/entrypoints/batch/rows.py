@@ -115,7 +115,7 @@ def read_row(line: bytes, number: int) -> Row:
     try:
         row = msgspec.json.decode(line, type=Row)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise decoding_error(error, f"Line {number}") from None
+        raise decoding_error(error, Row, f"Line {number}") from None
     if row.url not in URLS + REFUSED_URLS:
         raise ApiError(404, f"url is {row.url!r}; a batch asks {' or '.join(URLS)}.", param="url", code="unknown_url")
     if _streams(row.body):

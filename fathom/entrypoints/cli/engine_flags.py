@@ -111,12 +111,12 @@ def _names(text: str) -> list[str]:
 
 
 def _size(text: str) -> int | str:
-    """A number, in letters too ("8k"); "auto" is left to the options' own check."""
-    if text in ("auto", "-1"):
-        return text
+    """A number, in letters too ("8k"); "auto" and what is negative are left to the options' own check."""
+    if text == "auto" or text.removeprefix("-").isdecimal():
+        return text if text == "auto" else int(text)
     size = read_size(text)
     if size is None:
-        raise argparse.ArgumentTypeError(f"invalid int value: {text!r}")
+        raise argparse.ArgumentTypeError(f"invalid int value: {text!r} (write 8192, 8k or 8K)")
     return size
 
 

@@ -15,6 +15,7 @@ from fathom.entrypoints.cli.engine_flags import (
     given_flags,
 )
 from fathom.entrypoints.server.settings import ServerSettings, iter_settings
+from fathom.errors import ConfigError
 
 ITL_TARGET_MS = 150.0
 """Six tokens a second at the slowest, about as fast as people read."""
@@ -39,14 +40,29 @@ def run(options: argparse.Namespace) -> int:
     check_vllm_server_flags(given_flags(options, "vllm_server"))
     given: dict[str, Any] = {name: _as_tuple(value) for name, value in given_flags(options, "server").items()}
     settings = ServerSettings(**given)
-    if options.model_name is not None:
-        setattr(options, "engine.model", options.model_name)
+    _take_model_name(options)
     config = _with_latency_target(config_from_flags(options))
     import uvloop
 
     from fathom.entrypoints.server.lifecycle import serve
 
     return uvloop.run(serve(config, settings))
+
+
+def _take_model_name(options: argparse.Namespace) -> None:
+    """MODEL is another way to write --model.
+
+    Raises:
+        ConfigError: both are given, and differ.
+    """
+    name, flag = options.model_name, given_flags(options, "engine").get("model")
+    if name is None:
+        return
+    if flag not in (None, name):
+        raise ConfigError(
+            f"--model={flag} contradicts the argument {name}.", parameter="model", value=flag, hint="Give one of them."
+        )
+    setattr(options, "engine.model", name)
 
 
 def _with_latency_target(config: EngineConfig) -> EngineConfig:

@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import Scope
 
+from fathom.entrypoints.server.choices import choices_at
 from fathom.entrypoints.server.protocol.common import AnthropicError, AnthropicErrorBody, ErrorBody, ErrorInfo
 from fathom.entrypoints.server.tracing import trace_of
 from fathom.errors import (
@@ -124,10 +125,11 @@ _PLACE = re.compile(r" - at `\$\.?(.*)`$", re.DOTALL)
 _FIELD = re.compile(r"field `([^`]*)`")
 
 
-def decoding_error(error: Exception, whole: str = "The body", within: str = "") -> ApiError:
+def decoding_error(error: Exception, kind: type, whole: str = "The body", within: str = "") -> ApiError:
     """What msgspec says about a body, or what `whole` calls it, as a 400 that names the field.
 
     Args:
+        kind: what it was to be.
         within: the field that was decoded, if it was not the whole body.
     """
     if not isinstance(error, msgspec.ValidationError):
@@ -144,4 +146,6 @@ def decoding_error(error: Exception, whole: str = "The body", within: str = "") 
         return bad_request(f"{where} is not a field of this request.", where, "unknown_parameter")
     if "missing required field" in words:
         return bad_request(f"{where} is missing.", where, "missing_required_parameter")
+    if words.startswith("Invalid") and place and (choices := choices_at(kind, place[1])):
+        words += f"; it may be {', '.join(choices)}"
     return bad_request(f"{where or whole}: {words[:1].lower()}{words[1:]}.", where or None, "invalid_type")

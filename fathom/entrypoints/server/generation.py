@@ -94,7 +94,8 @@ async def start(serving: Serving, job: Job) -> AsyncIterator[Outputs]:
 
 def _log(serving: Serving, job: Job, answers: int, seconds: float, gone: bool) -> None:
     if gone:
-        logger.info("%s aborted after %.3f s: the client is gone, or the answer could not be sent", job.id, seconds)
+        why = "the engine is gone" if serving.engine.errored else "the client is gone, or the answer could not be sent"
+        logger.info("%s aborted after %.3f s: %s", job.id, seconds, why)
     elif serving.settings.log_requests:
         logger.info(
             "%s done in %.3f s: %d prompt(s), %d answer(s)%s",

@@ -31,10 +31,12 @@ async def read_request(request: Request, kind: type[RequestStruct], limit: int) 
             is not supported.
     """
     body = await _read_body(request, limit)
+    if not body:
+        raise bad_request("The body is empty; it must be a JSON object.", code="invalid_json")
     try:
         decoded = msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError, OverflowError) as error:
-        raise decoding_error(error) from None
+        raise decoding_error(error, kind) from None
     check_refusals(decoded)
     return decoded
 

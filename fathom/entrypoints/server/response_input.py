@@ -78,7 +78,7 @@ def _item(given: dict[str, Any], where: str) -> msgspec.Struct:
     try:
         item: msgspec.Struct = msgspec.convert(given, INPUT_ITEMS[kind])
     except msgspec.ValidationError as error:
-        raise decoding_error(error, within=where) from None
+        raise decoding_error(error, INPUT_ITEMS[kind], within=where) from None
     check_refusals(item, f"{where}.")
     return item
 
