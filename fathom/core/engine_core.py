@@ -13,6 +13,7 @@ of one request can win by it: while there is only one, its steps run one after t
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections import deque
@@ -66,6 +67,12 @@ class LaunchedStep:
         self.forward.result()  # if both failed, this is why
         output: ModelRunnerOutput | PendingOutput = self.tokens.result()[0]
         return output if isinstance(output, ModelRunnerOutput) else output.result()
+
+    def settle(self) -> None:
+        """Wait until nothing of it runs any more, whatever comes of it; if the workers die, the next call says so."""
+        for reply in (self.forward, self.tokens):
+            with contextlib.suppress(Exception):
+                reply.result()
 
 
 class EngineCore:
@@ -181,7 +188,9 @@ class EngineCore:
             raise
         except Exception as error:
             logger.exception("a step failed; its requests are ended, the engine goes on")
-            self._in_flight.clear()  # steps behind it are not to be reported; whatever is launched runs after them
+            for later in (step, *self._in_flight):  # not to be reported, and nothing may be launched beside them
+                later.settle()
+            self._in_flight.clear()
             return self.scheduler.fail_step(step.work, f"the model step failed: {type(error).__name__}: {error}")
         begun, self._last_result = max(step.launched, self._last_result), time.perf_counter()
         outputs = self.scheduler.update_from_output(step.work, result)

@@ -333,8 +333,11 @@ def test_stages_have_parts_of_the_requests_in_turn_and_are_told_of_tokens() -> N
     fourth = scheduler.schedule()
     assert fourth.num_scheduled_tokens == {"0": 1, "1": 1}
     assert fourth.sampled_tokens == {key: (3, token) for key, token in result.sampled_token_ids.items()}
-    scheduler.update_from_output(second, worker.execute(second))
-    assert scheduler.schedule().num_scheduled_tokens == {"2": 1}
+    result = worker.execute(second)
+    scheduler.update_from_output(second, result)
+    fifth = scheduler.schedule()
+    assert fifth.num_scheduled_tokens == {"2": 1}
+    assert fifth.sampled_tokens == {"2": (3, result.sampled_token_ids["2"])}  # of no token twice
 
 
 def test_the_chunks_of_one_long_prompt_fill_the_stages() -> None:

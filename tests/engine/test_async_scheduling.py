@@ -6,7 +6,9 @@ Also where tokens stay on the device: a CPU that hands out what it has found onl
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -15,8 +17,10 @@ from typing import Any, ClassVar
 import pytest
 
 from fathom import LLM, AsyncLLM, EngineConfig, RequestOutput, RequestOutputKind, SamplingParams
+from fathom.core.engine_core import EngineCore, LaunchedStep
 from fathom.worker.sample.interface import AdapterLogitsProcessor
-from tests.client.processes import PATIENCE_S
+from tests.client.processes import PATIENCE_S, comes_true
+from tests.core.helpers import request
 from tests.worker.delayed_device import DelayedDevice
 
 PROMPTS = [[3 + (11 * i * (k + 1) + k) % 500 for i in range(5 + 9 * k)] for k in range(7)]
@@ -247,6 +251,43 @@ def test_a_step_that_raises_ends_its_requests_and_no_others(
         assert llm.get_stats()["kv_cache_usage"] == 0.0
 
 
+def test_no_step_runs_beside_what_is_left_of_one_that_raised(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Its requests are ended; the only one that is left is run on the caller's thread, the step behind on another."""
+    params = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
+    main, num_steps, inside, most = threading.get_ident(), 0, [], 0
+
+    def is_waiting() -> bool:
+        return sys._current_frames()[main].f_code is threading.Condition.wait.__code__
+
+    with make_llm(folder, True, max_num_seqs=2, enforce_eager=True) as llm:
+        expected = llm.generate(PROMPTS[2], params, use_tqdm=False)[0].outputs[0].token_ids
+        runner = llm.llm_engine.engine_core._core.executor._worker._runner
+        model = runner.model
+
+        def failing(*args: Any) -> Any:
+            nonlocal num_steps, most
+            num_steps += 1
+            number = num_steps
+            inside.append(number)
+            most = max(most, len(inside))
+            try:
+                if number == 5:
+                    raise RuntimeError("out of luck")
+                if number == 6:
+                    assert comes_true(lambda: "a step failed" in caplog.text)
+                    assert comes_true(lambda: len(inside) > 1 or is_waiting())
+                return model(*args)
+            finally:
+                inside.remove(number)
+
+        failing.compute_logits = model.compute_logits  # type: ignore[attr-defined]
+        runner.model = failing
+        a, b, c = llm.generate(PROMPTS[:3], params, use_tqdm=False)
+        assert [a.outputs[0].finish_reason, b.outputs[0].finish_reason] == ["error", "error"]
+        assert c.outputs[0].token_ids == expected
+    assert most == 1
+
+
 def test_streams_of_an_engine_process_that_schedules_ahead(folder: Path, llms: list[LLM]) -> None:
     params = SamplingParams(
         temperature=1.0, seed=2, max_tokens=30, stop=["a"], output_kind=RequestOutputKind.FINAL_ONLY
@@ -267,6 +308,74 @@ def test_streams_of_an_engine_process_that_schedules_ahead(folder: Path, llms: l
             engine.shutdown()
 
     assert asyncio.run(asyncio.wait_for(run(), PATIENCE_S)) == expected
+
+
+@pytest.mark.parametrize(("async_scheduling", "most"), [(False, 1), (True, 2)])
+def test_how_many_steps_are_under_way(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, async_scheduling: bool, most: int
+) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+    under_way: list[int] = []
+    finish = EngineCore._finish_step
+
+    def noting_finish(core: EngineCore, step: LaunchedStep) -> Any:
+        under_way.append(1 + len(core._in_flight))
+        return finish(core, step)
+
+    monkeypatch.setattr(EngineCore, "_finish_step", noting_finish)
+    with make_llm(folder, async_scheduling) as llm:
+        llm.generate(PROMPTS[:2], params, use_tqdm=False)
+        assert under_way == [most] * 7 + [1]
+        under_way.clear()
+        llm.generate(PROMPTS[:1], params, use_tqdm=False)
+        assert under_way == [1] * 8
+
+
+def test_the_time_of_steps_that_overlap_is_counted_once(folder: Path) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
+    with make_llm(folder, True, disable_log_stats=False) as llm:
+        engine, core = llm.llm_engine, llm.llm_engine.engine_core._core
+        engine.add_requests(["a", "b"], PROMPTS[:2], [params, params])
+        begin, model_s = time.perf_counter(), []
+        while core.has_work():
+            step = core.step().step
+            assert step is not None
+            model_s.append(step.model_s)
+        assert len(model_s) == 20
+        assert sum(model_s) <= time.perf_counter() - begin
+
+
+def test_a_step_whose_requests_were_aborted_is_work_until_it_has_ended(folder: Path) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
+    with make_llm(folder, True) as llm:
+        engine, core = llm.llm_engine, llm.llm_engine.engine_core._core
+        engine.add_requests(["a", "b"], PROMPTS[:2], [params, params])
+        for _ in range(3):
+            engine.step()
+        engine.abort_request(["a", "b"])
+        assert not core.scheduler.has_unfinished_requests()
+        assert core.has_work()
+        core.step()
+        assert not core.has_work()
+        assert llm.get_stats()["kv_cache_usage"] == 0.0
+
+
+def test_what_the_engine_refuses_is_told_at_once(folder: Path) -> None:
+    """With nothing else to do, and beside a request of whose tokens nobody waits."""
+    with make_llm(folder, False) as llm:
+        core = llm.llm_engine.engine_core._core
+        too_long = request("a", [5] * 128)
+        core.add_requests(too_long)
+        assert core.has_work()
+        assert [output.request_id for output in core.step().outputs] == ["a"]
+        assert not core.has_work()
+        core.add_requests(request("b", [5, 6], 9, ignore_eos=True, output_kind=RequestOutputKind.FINAL_ONLY))
+        assert [core.step().urgent for _ in range(3)] == [True, False, False]
+        core.add_requests(too_long)
+        outputs = core.step()
+        assert [output.request_id for output in outputs.outputs if output.error] == ["a"]
+        assert outputs.urgent
+        assert [core.step().urgent for _ in range(5)] == [False] * 4 + [True]
 
 
 def test_steps_of_the_only_request_run_on_the_caller_s_thread(folder: Path) -> None:

@@ -145,6 +145,10 @@ def test_as_many_steps_are_under_way_as_there_are_stages(
     both = [steps for steps in under_way if len(steps) == 2]
     assert len(both) > len(under_way) / 2
     assert not any(first & second for first, second in both)
+    under_way.clear()
+    with start(tiny("llama-gqa"), pipeline_parallel_size=2, multiprocess=False, max_num_batched_tokens=16) as llm:
+        answers(llm, GREEDY)  # with chunks of one prompt there would be steps enough
+    assert max(map(len, under_way)) == 2
 
 
 @pytest.mark.parametrize("flag", ["-tp", "-pp"])

@@ -203,6 +203,9 @@ def test_metrics_as_values(tiny: Callable[[str], Path], llm: LLM) -> None:
     with make_llm(tiny("llama-gqa"), disable_log_stats=False) as counting:
         generate(counting, [[5, 6, 7], [8, 9]])
         metrics = counting.get_metrics()
+        three = SamplingParams(n=3, max_tokens=4, seed=0, ignore_eos=True)
+        counting.generate({"prompt_token_ids": [8, 9]}, three, use_tqdm=False)
+        of_three = {metric.name: metric for metric in counting.get_metrics()}
     values = {metric.name: metric.value for metric in metrics if isinstance(metric, (Counter, Gauge))}
     assert (values["fathom:prompt_tokens"], values["fathom:generation_tokens"]) == (5, 12)
     assert (values["fathom:num_requests_running"], values["fathom:num_requests_waiting"]) == (0, 0)
@@ -212,6 +215,10 @@ def test_metrics_as_values(tiny: Callable[[str], Path], llm: LLM) -> None:
     prompts = sizes["fathom:request_prompt_tokens"]
     assert (prompts.count, prompts.sum, prompts.buckets["2.0"], prompts.buckets["+Inf"]) == (2, 5.0, 1, 2)
     assert {name.partition(":")[0] for name in (metric.name for metric in metrics)} == {"fathom"}
+    assert (of_three["fathom:prompt_tokens"].value, of_three["fathom:generation_tokens"].value) == (5 + 2, 12 + 3 * 4)
+    params_n, max_tokens = of_three["fathom:request_params_n"], of_three["fathom:request_params_max_tokens"]
+    assert (params_n.count, params_n.sum, max_tokens.count) == (3, 1 + 1 + 3, 3)  # a request once
+    assert of_three["fathom:request_generation_tokens"].count == 2 + 3  # each answer
 
 
 # ---------------------------------------------------------------- the tokenizer

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from fathom.entrypoints.server import web
 from fathom.entrypoints.server.app import ADMIN_ROUTES, OPEN_PATHS, ROUTES, WEB_ROUTES
 from tests.client.processes import PATIENCE_S
 from tests.server.processes import Server
@@ -18,6 +19,7 @@ PATHS = [(method, path.replace("{model:path}", "x")) for method, path, _ in (*RO
 @pytest.mark.parametrize("key", [None, "", "Bearer", "Bearer three", "Basic one", "Bearer one2"])
 def test_without_a_key_there_is_only_health(guarded: Server, key: str | None) -> None:
     """C93, over all routes, and those that do not exist."""
+    assert OPEN_PATHS - set(web.FILES) == {"/health", "/ping"}
     for method, path in [*PATHS, ("GET", "/nothing"), ("GET", "/page/"), ("GET", "/health/")]:
         answer = guarded.http.request(method, path, headers={"Authorization": key or ""})
         is_open = path in OPEN_PATHS  # to all, though /health may say that the engine has not answered for a while

@@ -38,6 +38,10 @@ class FakeCapture:
         self.open_session = False
         self._open: _Written | None = None
 
+    @property
+    def is_capturing(self) -> bool:
+        return self._open is not None
+
     @contextlib.contextmanager
     def session(self) -> Iterator[None]:
         assert not self.open_session

@@ -29,6 +29,16 @@ def test_a_step_gets_the_least_graph_that_holds_it(
     assert buckets.choose(num_reqs, num_tokens) == expected
 
 
+def test_steps_as_large_as_a_graph_and_one_larger() -> None:
+    buckets = GraphBuckets((1, 8, 16), (8, 32))
+    assert [buckets.choose(size, size) for size in (1, 2, 8, 9, 16, 17)] == [
+        ("full", 1), ("full", 8), ("full", 8), ("full", 16), ("full", 16), ("piecewise", 32)
+    ]  # fmt: skip
+    assert [buckets.choose(1, size) for size in (2, 8, 9, 32, 33)] == [
+        ("piecewise", 8), ("piecewise", 8), ("piecewise", 32), ("piecewise", 32), None
+    ]  # fmt: skip
+
+
 @given(SIZES, st.integers(1, 300))
 def test_a_full_graph_is_never_larger_than_the_batch_and_covers_it_if_a_size_does(
     sizes: tuple[int, ...], max_num_seqs: int
@@ -60,6 +70,11 @@ def test_memory_of_all_graphs_is_told_from_two_of_each_kind() -> None:
     assert measure_graphs(buckets, capture, lambda: taken[0]) == 500 + 200 + 3 * 7 + 3 * 3
     assert captured == [("piecewise", 64), ("piecewise", 32), ("full", 16), ("full", 8)]
     assert measure_graphs(GraphBuckets((), (64,)), capture, lambda: taken[0]) == 500
+
+
+def test_memory_that_others_give_back_while_graphs_are_measured_is_not_the_graphs() -> None:
+    taken = iter([1000, 1300, 1300, 900])
+    assert measure_graphs(GraphBuckets((), (32, 64)), lambda buckets: None, lambda: next(taken)) == 300
 
 
 def test_the_memory_table_adds_up() -> None:

@@ -15,6 +15,7 @@ import torch
 
 from fathom import LLM, SamplingParams, resolve_graphs
 from fathom.kernels.attention import ref as attention_ref
+from fathom.models.decoder import CausalLM
 from fathom.worker import device, worker
 from fathom.worker.graph_buckets import Bucket
 from fathom.worker.graphs import CUDAGraphs
@@ -160,6 +161,23 @@ def test_what_padding_reads_and_computes_reaches_nobody(
         padded = answers(tiny("gemma3"), cudagraph_capture_sizes=[3, 24], cudagraph_mode=mode)
     assert padded == eager
     assert capture.num_replays > 0
+
+
+def test_a_step_is_run_before_it_is_captured(
+    tiny: Callable[[str], Path], capture: FakeCapture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What kernels and libraries set up on first use may wait for the device, which a capture may not."""
+    runs: list[tuple[int, bool]] = []
+    run_layers = CausalLM.run_layers
+
+    def noting(self: CausalLM, entering: torch.Tensor, *rest: Any) -> torch.Tensor:
+        if capture.open_session:
+            runs.append((len(entering), capture.is_capturing))
+        return run_layers(self, entering, *rest)
+
+    monkeypatch.setattr(CausalLM, "run_layers", noting)
+    answers(tiny("llama-gqa"), cudagraph_capture_sizes=[1, 6])
+    assert runs == [(size, is_captured) for size in (6, 5, 1, 1) for is_captured in (False, True)]
 
 
 def test_prompt_logprobs_beside_decodes(tiny: Callable[[str], Path], capture: FakeCapture) -> None:

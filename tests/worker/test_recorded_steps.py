@@ -16,6 +16,7 @@ from fathom.kernels.norm import rms_norm
 from fathom.outputs import RequestOutput
 from fathom.worker import recorded_steps
 from fathom.worker.arena import Arena
+from fathom.worker.forward_batch import ForwardBatch, StepInputs
 from tests.models.tiny_gguf import write_gguf
 
 pytestmark = pytest.mark.skipif(native.cpu is None, reason="there is nothing to replay without the native kernels")
@@ -68,6 +69,15 @@ def test_the_smallest_steps_are_replayed(
     assert messages()[0].startswith("recorded")
 
 
+def test_steps_that_cannot_be_as_large_as_those_recorded_run_call_by_call(
+    tiny: Callable[[str], Path], tmp_path: Path, messages: Callable[[], list[str]]
+) -> None:
+    path = write_gguf(tiny("llama-gqa"), tmp_path / "model.gguf", "Q4_1")
+    eager = answers(path, enforce_eager=True)
+    assert answers(path, max_num_seqs=2, max_num_batched_tokens=3) == eager
+    assert not messages()
+
+
 def test_steps_that_are_too_large_run_between_others(
     tiny: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,7 +93,78 @@ def test_a_model_that_computes_with_torch_is_not_replayed(
     path = tiny("llama-gqa")
     eager = answers(path, enforce_eager=True, dtype="float32")
     assert answers(path, dtype="float32") == eager
-    assert messages() == ["steps are not replayed: the model runs aten.linear.default"]
+    assert messages() == [NOT + "the model runs aten.linear.default"]
+
+
+class Norms(torch.nn.Module):
+    """Its hidden states are normalised rows of X, its logits those again.
+
+    Args:
+        epsilon_of: number of tokens -> that of the norm.
+        finish: what is done to the hidden states in the end.
+    """
+
+    def __init__(self, epsilon_of: Callable[[int], float], finish: Callable[[torch.Tensor], object]) -> None:
+        super().__init__()
+        self._epsilon_of, self._finish = epsilon_of, finish
+
+    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, batch: object) -> torch.Tensor:
+        hidden = rms_norm(X[: len(input_ids)], WEIGHT, self._epsilon_of(len(input_ids)))
+        self._finish(hidden)
+        return hidden
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return rms_norm(hidden, WEIGHT, 1e-5)
+
+
+class Padding:
+    """A step without requests."""
+
+    def padded_inputs(self, rows: int, tokens: int) -> StepInputs:
+        batch = ForwardBatch(query_start_loc=IDS[: rows + 1], seq_lens=IDS[:rows], kv_caches=[], tables=[])
+        return StepInputs(IDS[:tokens], IDS[:tokens], batch)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        raise AssertionError("the head is recorded, too")
+
+
+X = torch.linspace(-1.0, 3.0, 9 * 32).view(9, 32)
+IDS = torch.zeros(9, dtype=torch.int64)
+NOT = "steps are not replayed: "
+RECORDED = ["recorded 1 kernel calls"] * 2  # the body's, and the head's
+
+
+@pytest.mark.parametrize(
+    ("epsilon_of", "finish", "said"),
+    [
+        (lambda count: 1e-5, lambda hidden: None, RECORDED),
+        (lambda count: 1e-5, lambda hidden: hidden[1:].view(-1, 16), RECORDED),  # views compute nothing
+        (lambda count: 1e-5, lambda hidden: hidden * 2, [NOT + "the model runs aten.mul.Tensor"]),
+        (lambda count: 1e-5, lambda hidden: hidden.mul_(2), [NOT + "the model runs aten.mul_.Tensor"]),
+        (
+            lambda count: count * 1e-5,
+            lambda hidden: None,
+            [NOT + "their calls differ in more than numbers of tokens and requests"],
+        ),
+    ],
+    ids=["kernels alone", "a view", "an operation", "one in place", "a number that follows the size"],
+)
+def test_only_what_kernels_do_for_any_size_is_replayed(
+    messages: Callable[[], list[str]],
+    epsilon_of: Callable[[int], float],
+    finish: Callable[[torch.Tensor], object],
+    said: list[str],
+) -> None:
+    model = Norms(epsilon_of, finish)
+    steps = recorded_steps.RecordedSteps(model, 8, 8)  # type: ignore[arg-type]
+    steps.record(Padding())
+    assert messages() == said
+    assert steps.cover(7, 7, 7) == (said == RECORDED)
+    assert not steps.cover(1, 9, 1)
+    if said == RECORDED:
+        for count in (7, 1, 3, 7):
+            logits = steps.run(count, count, count, Padding())
+            assert torch.equal(logits, rms_norm(rms_norm(X[:count], WEIGHT, 1e-5), WEIGHT, 1e-5))
 
 
 def recorded_norm(x: torch.Tensor, output: torch.Tensor, rows: int, requests: int, epsilon: float = 1e-5) -> Graph:

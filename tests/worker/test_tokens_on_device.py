@@ -114,6 +114,7 @@ def test_logits_that_are_not_finite_fail_their_row_alone_and_later() -> None:
     for params in (GREEDY, SamplingParams(temperature=0.0, logit_bias={3: 0.1}, logprobs=1)):
         first = launch(runner, {"a": 1, "b": 1}, [new("a", [6], params), new("b", [20], params)])
         second = launch(runner, {"a": 1, "b": 1})  # the host does not know yet
+        assert model.input_ids.tolist() == [0, 21]  # whatever is computed for a, it has a row in the embedding
         output = first.result()
         assert output.sampled_token_ids == {"b": 21}
         assert "not finite" in output.errors["a"]
