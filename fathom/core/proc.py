@@ -20,6 +20,7 @@ from fathom.core.control import encode_reply
 from fathom.core.engine_core import EngineCore
 from fathom.core.fronts import Fronts
 from fathom.core.outbox import Outbox
+from fathom.errors import EngineDeadError
 from fathom.executor.choice import prepare_executor
 from fathom.hardware import limit_openmp_spinning
 from fathom.log import setup_logging
@@ -213,6 +214,9 @@ def main(arguments: list[str]) -> None:
     threading.Thread(target=_exit_with_caller, args=(alive_fd, folder), name="caller-watch", daemon=True).start()
     try:
         run_engine_core(folder, parallel)
+    except EngineDeadError as error:  # of a worker, and the error says which and why
+        logger.error("the engine process ends: %s", error)
+        sys.exit(1)
     except Exception:
         logger.exception("the engine process ends on an error")
         sys.exit(1)

@@ -105,7 +105,9 @@ def catches(pid: int, number: int) -> bool:
     return bool(int(caught, 16) >> number - 1 & 1)
 
 
-def test_a_worker_s_end_is_noticed_while_nothing_is_asked_of_it(tiny: Callable[[str], Path]) -> None:
+def test_a_worker_s_end_is_noticed_while_nothing_is_asked_of_it(
+    tiny: Callable[[str], Path], capfd: pytest.CaptureFixture[str]
+) -> None:
     others = psutil.Process().children()  # of tests before this one
     with start(tiny("llama-gqa")) as llm:
         workers = workers_of(os.getpid())
@@ -115,6 +117,9 @@ def test_a_worker_s_end_is_noticed_while_nothing_is_asked_of_it(tiny: Callable[[
         with pytest.raises(EngineDeadError, match=r"worker rank 0 \(pid \d+\) was killed by SIGKILL"):
             llm.get_stats()
         assert comes_true(lambda: all(is_gone(worker) for worker in workers.values()))
+    log = capfd.readouterr().err
+    assert "the engine process ends: worker rank 0 (pid " in log
+    assert "Traceback" not in log
 
 
 def test_a_step_that_fails_alike_on_every_rank_ends_its_requests_and_not_the_engine(
