@@ -1,4 +1,7 @@
-"""`fathom serve` in a process of its own, watched from outside: its numbers, its memory, and what it leaves behind."""
+"""`fathom serve` in a process of its own, watched from outside: its numbers, its memory, and what it leaves behind.
+
+It ends with the process that watches it, however that ends.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,14 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import httpx2
 import psutil
+
+from fathom.entrypoints.cli.bench.own_server import start_server
 
 _URL = re.compile(r"serving .* at (http://\S+)")
 _LABELS = re.compile(r'(engine="0",?|model_name="[^"]*",?)')
@@ -40,14 +44,7 @@ class ServedModel:
         self._folder = folder
         self.log = folder / "server.log"
         with self.log.open("w") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "fathom", "serve", model, "--port=0", *flags],
-                env={**os.environ, "TMPDIR": str(folder)},
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                start_new_session=True,
-            )
+            self.process = start_server([model, *flags], env={**os.environ, "TMPDIR": str(folder)}, stderr=log)
         assert self.process.stdout is not None
         found = _URL.search(self.process.stdout.readline())
         if found is None:

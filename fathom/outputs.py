@@ -137,7 +137,10 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class RequestMetrics:
-    """When things happened to a request, as time.time(); 0.0: not yet."""
+    """When things happened to a request, as time.time(); 0.0: not yet.
+
+    num_generation_tokens: tokens of the answer; what was computed past a stop string is none of it.
+    """
 
     arrival_time: float = 0.0
     scheduled_time: float = 0.0

@@ -7,6 +7,7 @@ is for fragments. They run on a tiny model that goes by the default model's name
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
 import re
 import runpy
@@ -165,3 +166,18 @@ def test_everything_that_runs_is_on_the_page_of_models() -> None:
     text = page("models.md")
     known = [f"`{name}`" for name in (*ARCHITECTURES, *CATALOGUE)] + [member.name for member in GGMLType]
     assert not [name for name in known if not re.search(rf"{re.escape(name)}(?!\w)", text)]
+
+
+VLLM_IMPORT = re.compile(r"`from (vllm[\w.]*) import ([\w, ]+)`")
+OUR_IMPORT = re.compile(r"`from (fathom[\w.]*) import ([\w, .]+)`")
+
+
+def test_the_imports_of_vllm_s_scripts_have_what_the_page_says_here() -> None:
+    names: list[tuple[str, str]] = []
+    for row in page("from-vllm.md").splitlines():
+        theirs = ", ".join(found[1] for found in VLLM_IMPORT.findall(row))
+        for module, ours in OUR_IMPORT.findall(row):
+            names += [(module, name) for name in (theirs if ours == "..." else ours).split(", ")]
+    assert len(names) >= 17
+    for module, name in names:
+        assert hasattr(importlib.import_module(module), name), f"from {module} import {name}"

@@ -57,6 +57,9 @@ class EngineProcess:
 
     Args:
         parallel: how many workers it will have, since it starts their processes before it knows the rest.
+
+    Raises:
+        EngineStartError: the system has no process, no socket or no file for it.
     """
 
     def __init__(self, parallel: ParallelOptions) -> None:
@@ -67,13 +70,16 @@ class EngineProcess:
             )
         self.folder = make_socket_folder()
         self._context = zmq.Context()
-        self.input = open_socket(self._context, zmq.ROUTER, bind=input_address(self.folder))
-        self.output = open_socket(self._context, zmq.PULL, bind=output_address(self.folder))
-        self.spawn_time = time.time()
         try:
+            self.input = open_socket(self._context, zmq.ROUTER, bind=input_address(self.folder))
+            self.output = open_socket(self._context, zmq.PULL, bind=output_address(self.folder))
+            self.spawn_time = time.time()
             self.process, alive_fd = _spawn(self.folder, parallel)
-        except OSError:
+        except BaseException as error:
+            self._context.destroy(linger=0)
             remove_socket_folder(self.folder)
+            if isinstance(error, OSError | zmq.ZMQError):
+                raise EngineStartError(f"the engine process could not be started: {error}.") from error
             raise
         self.pidfd = _pidfd(self.process.pid)
         self.last_words: RemoteError | None = None  # why it says that it ends
@@ -208,7 +214,7 @@ def _spawn(folder: Path, parallel: ParallelOptions) -> tuple[subprocess.Popen[by
     try:
         arguments = [str(folder), str(alive_read), msgspec.json.encode(parallel).decode()]
         process = spawn("fathom.core.proc", arguments, [alive_read])
-    except OSError:
+    except BaseException:
         os.close(alive_write)
         raise
     finally:

@@ -14,12 +14,12 @@ import logging
 import os
 import queue
 import signal
-import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 from setproctitle import setproctitle
 
@@ -48,6 +48,7 @@ class WorkerLoop:
     """Reads calls, runs them, replies."""
 
     def __init__(self, inherited: Inherited, bell: Bell) -> None:
+        self._inherited = inherited
         self._place = inherited.place
         self._meeting_fds = inherited.meeting, inherited.sums
         self._bell = bell
@@ -74,9 +75,12 @@ class WorkerLoop:
                 self._wait_until(partial(self._may_go_on_after, call.number))
 
     def _answer_later(self, answers: queue.SimpleQueue[tuple[WorkerCall, Any]]) -> None:
-        """The answering thread's life."""
-        while True:
-            self._answer(*answers.get(), self._look_for_room)
+        """The answering thread's life. An error of it is the worker's end: nothing more would ever be answered."""
+        try:
+            while True:
+                self._answer(*answers.get(), self._look_for_room)
+        except BaseException:
+            _end_on_error(self._inherited)
 
     def _look_for_room(self) -> None:
         while not self._replies.has_room():
@@ -159,8 +163,15 @@ def main(arguments: list[str]) -> None:
     except PeerGoneError:
         os._exit(0)
     except Exception:
-        logger.exception("worker rank %d ends on an error", inherited.place.rank)
-        sys.exit(1)
+        _end_on_error(inherited)
+
+
+def _end_on_error(inherited: Inherited) -> NoReturn:
+    """End this process on the error that is being handled: it is logged, and left where the executor finds it."""
+    logger.exception("worker rank %d ends on an error", inherited.place.rank)
+    os.truncate(inherited.stack, 0)
+    os.write(inherited.stack, traceback.format_exc().encode(errors="backslashreplace"))
+    os._exit(1)
 
 
 def _exit_with_executor(bell: Bell) -> None:

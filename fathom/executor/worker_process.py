@@ -37,7 +37,7 @@ class Inherited:
     """What a worker is started with: its place, and descriptors.
 
     memory: the rings; see `shared_rings`. bell: a socket. meeting, sums: empty files, for dist.meeting.meet_in_files.
-    stack: a file that the worker writes its Python stack to when it gets SIGUSR1, or crashes.
+    stack: a file that the worker writes its Python stack to when it gets SIGUSR1 or crashes, and the error it ends on.
     """
 
     place: Place
@@ -123,7 +123,7 @@ class WorkerProcess:
         return text
 
     def last_stack(self) -> str:
-        """What it has written when it was asked or has crashed."""
+        """What it has written when it was asked, has crashed, or has ended on an error."""
         return os.pread(self._stack, 1 << 16, 0).decode(errors="replace")
 
     def exit_words(self) -> str:

@@ -26,6 +26,7 @@ from fathom.hardware import detect_hardware
 from fathom.model_config import load_generation_config, load_model_config
 from fathom.plugins import load_general_plugins
 from fathom.resolve import resolve
+from fathom.sampling_params import SamplingParams
 from fathom.weights.page_in import page_in
 from fathom.weights.resolve import ResolvedModel, resolve_model
 from fathom.wire.messages import EngineReady, EngineSetup
@@ -35,10 +36,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Prepared:
-    """What the caller knows before the engine is ready."""
+    """What the caller knows before the engine is ready. default_params: of requests that bring none."""
 
     setup: EngineSetup
     model: ResolvedModel
+    default_params: SamplingParams
 
 
 def uses_own_process(config: EngineConfig) -> bool:
@@ -66,13 +68,14 @@ def prepare(config: EngineConfig) -> Prepared:
         need_weights=not dummy,
         show_progress=config.runtime.show_progress,
     )
+    default_params = _default_params(config, model)
     if not dummy:
         page_in(model)
     model_config = load_model_config(model)
     resolved, reasons = resolve(config, model_config, detect_hardware())
     for reason in reasons:
         logger.info("chose %s", reason)
-    return Prepared(EngineSetup(resolved, model_config, str(model.path), model.format), model)
+    return Prepared(EngineSetup(resolved, model_config, str(model.path), model.format), model, default_params)
 
 
 def load_caller_tokenizer(prepared: Prepared) -> Tokenizer | None:
@@ -108,14 +111,13 @@ def make_input_processor(
     seed: int | str | None = config.model.seed
     if front and seed is not None:
         seed = f"{seed} {front}"
-    generation_config = {} if config.model.generation_config == "none" else load_generation_config(prepared.model)
     return InputProcessor(
         tokenizer,
         vocab_size=model_config.vocab_size,
         max_model_len=config.model.max_model_len,
         max_logprobs=config.model.max_logprobs,
         eos_token_ids=_eos_token_ids(prepared, tokenizer),
-        default_params=default_sampling_params(generation_config),
+        default_params=prepared.default_params,
         seed=seed,
         by_priority=config.scheduler.scheduling_policy == "priority",
         logits_processors=config.model.logits_processors,
@@ -128,3 +130,10 @@ def _eos_token_ids(prepared: Prepared, tokenizer: Tokenizer | None) -> list[int]
     if tokenizer is not None and tokenizer.eos_token_id is not None and tokenizer.eos_token_id not in ids:
         ids.append(tokenizer.eos_token_id)
     return ids
+
+
+def _default_params(config: EngineConfig, model: ResolvedModel) -> SamplingParams:
+    """The sampling defaults of the model's authors, or the neutral ones if the config says so."""
+    if config.model.generation_config == "none":
+        return SamplingParams()
+    return default_sampling_params(load_generation_config(model), str(model.path / "generation_config.json"))

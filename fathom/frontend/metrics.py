@@ -163,7 +163,7 @@ class PrometheusObserver(EngineObserver):
     def _make_counters(self) -> None:
         self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens, each prompt once.")
         self._cached_tokens = self._counter("prompt_tokens_cached", "Prompt tokens that the prefix cache had.")
-        self._generation_tokens = self._counter("generation_tokens", "Generated tokens.")
+        self._generation_tokens = self._counter("generation_tokens", "Tokens of answers, as in usage.")
         finished = Counter(
             "fathom:request_success",
             "Answers that ended, by reason.",
@@ -188,7 +188,7 @@ class PrometheusObserver(EngineObserver):
         self._inference = seconds("request_inference_time_seconds", "From the first step to the last token.", _LONG_S)
         self._iteration_tokens = tokens("iteration_tokens_total", "Tokens of prompts and answers by step.", _TOKENS)
         self._request_prompt_tokens = tokens("request_prompt_tokens", "Prompt tokens by answer.", _TOKENS)
-        self._request_generation_tokens = tokens("request_generation_tokens", "Generated tokens by answer.", _TOKENS)
+        self._request_generation_tokens = tokens("request_generation_tokens", "The same by answer.", _TOKENS)
         self._computed_tokens = tokens(
             "request_prefill_kv_computed_tokens", "Prompt tokens by answer that the cache did not have.", _TOKENS
         )

@@ -189,7 +189,6 @@ class OutputProcessor:
             now = time.time()
             metrics.first_token_time = metrics.first_token_time or now
             metrics.last_token_time = now
-            metrics.num_generation_tokens += len(token_ids)
         state.token_ids += token_ids
         stop = state.detokenizer.update(
             token_ids,
@@ -199,6 +198,7 @@ class OutputProcessor:
         if stop is not None:
             state.finish_reason, state.stop_reason = FinishReason.STOP, stop
             del state.token_ids[state.detokenizer.num_tokens :]
+        metrics.num_generation_tokens = len(state.token_ids)
         num_new = len(state.token_ids) - num_before
         if num_new:
             gap_s = metrics.last_token_time - previous if previous else None

@@ -20,12 +20,15 @@ _TAKEN = {
 }
 
 
-def default_sampling_params(generation_config: dict[str, Any]) -> SamplingParams:
+def default_sampling_params(generation_config: dict[str, Any], source: str) -> SamplingParams:
     """SamplingParams with the defaults that the model's authors chose.
 
     One log line names every value that is taken, since it changes what a caller gets who asked for nothing. A
     SamplingParams that a caller passes is used as it is. `do_sample: false` does not make requests greedy, as in
     vLLM: it is the library's switch, not the authors' advice.
+
+    Args:
+        source: the file's path, for errors.
 
     Raises:
         ConfigError: a value that SamplingParams refuses.
@@ -39,8 +42,9 @@ def default_sampling_params(generation_config: dict[str, Any]) -> SamplingParams
     try:
         return SamplingParams(**taken)
     except ValidationError as error:
+        field = next((name for name, ours in _TAKEN.items() if ours == error.parameter), error.parameter)
         raise ConfigError(
-            f"the model's generation_config.json has a default that cannot be: {error}",
+            f"{source} has a {field} that cannot be a default: {error}",
             parameter="generation_config",
             value=error.value,
             hint="Mend the file, or leave it out of account with generation_config='none'.",

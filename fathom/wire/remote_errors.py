@@ -12,10 +12,15 @@ def to_remote_error(error: BaseException) -> RemoteError:
     """An exception as data that can cross the process boundary."""
     return RemoteError(
         kind=type(error).__name__,
-        message=str(error),
+        message=_as_utf8(str(error)),
         parameter=error.parameter if isinstance(error, FathomError) else None,
-        traceback="".join(traceback.format_exception(error)),
+        traceback=_as_utf8("".join(traceback.format_exception(error))),
     )
+
+
+def _as_utf8(text: str) -> str:
+    """A text that can be encoded: a file's name that is no UTF-8 has lone surrogates in Python."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def from_remote_error(error: RemoteError, where: str, *, unknown: type[FathomError] = FathomError) -> FathomError:

@@ -214,8 +214,11 @@ class Worker:
         return path
 
     def shutdown(self) -> None:
-        """Let go of model and KV cache."""
-        self.stop_profile()
+        """Let go of model and KV cache. A trace that cannot be written is lost, which is logged."""
+        try:
+            self.stop_profile()
+        except (OSError, RuntimeError) as error:
+            logger.error("the profile that was being recorded could not be written: %s", error)
         self._runner = None
         del self._model
 

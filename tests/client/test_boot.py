@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -97,6 +98,22 @@ def test_a_start_that_takes_too_long_names_the_option(model: Path, tmp: Path, mo
     assert error.parameter == "ready_timeout_s"
     assert "not ready within 0.05 s" in str(error)
     assert "FATHOM_ENGINE_READY_TIMEOUT_S" in str(error)
+    assert not socket_folders(tmp)
+
+
+def test_a_process_that_cannot_be_started_leaves_nothing(
+    model: Path, tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    this = psutil.Process()
+    zmq.Context().destroy()  # what it keeps for good is there before we look
+    before = this.num_fds(), this.num_threads()
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    error = fail_to_start(model, EngineStartError)
+    assert str(error) == (
+        "the engine process could not be started: [Errno 2] No such file or directory: '/no/such/python'."
+    )
+    assert error.__traceback__ is not None, "which keeps what was made so far"
+    assert (this.num_fds(), this.num_threads()) == before
     assert not socket_folders(tmp)
 
 

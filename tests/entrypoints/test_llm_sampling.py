@@ -342,14 +342,33 @@ def test_the_model_s_defaults_can_be_left_out(
         assert llm.get_default_sampling_params() == SamplingParams(top_k=1)
 
 
-def test_defaults_that_cannot_be_name_the_file(with_generation_config: Callable[..., Path]) -> None:
-    folder = with_generation_config({"top_p": 7})
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ({"top_p": 7}, "has a top_p that cannot be a default: top_p must be in (0, 1], got 7.0."),
+        ({"max_new_tokens": 0}, "has a max_new_tokens that cannot be a default: max_tokens must be at least 1, got 0."),
+    ],
+)
+def test_defaults_that_cannot_be_name_the_file_and_the_field(
+    with_generation_config: Callable[..., Path], content: dict[str, Any], words: str
+) -> None:
+    folder = with_generation_config(content)
     with pytest.raises(ConfigError) as caught:
         make_llm(folder)
-    assert "generation_config.json has a default that cannot be: top_p must be in (0, 1], got 7.0" in str(caught.value)
+    assert f"{folder}/generation_config.json {words}" in str(caught.value)
     assert "generation_config='none'" in str(caught.value)
+    assert caught.value.parameter == "generation_config"
     with make_llm(folder, generation_config="none"):
         pass
+
+
+def test_defaults_that_cannot_be_are_told_before_the_weights_are_read(
+    with_generation_config: Callable[..., Path],
+) -> None:
+    folder = with_generation_config({"top_p": 7})
+    (folder / "model.safetensors").write_bytes(b"no weights at all")
+    with pytest.raises(ConfigError, match="top_p"):
+        make_llm(folder)
 
 
 def test_end_of_sequence_ids_of_the_file_end_answers(with_generation_config: Callable[..., Path]) -> None:

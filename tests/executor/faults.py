@@ -25,7 +25,24 @@ def _raise() -> None:
     raise RuntimeError("out of luck")
 
 
-FAULTS = {"hang": _hang, "raise": _raise, "exit": lambda: os._exit(7), "crash": lambda: ctypes.string_at(0)}
+class UnspeakableError(Exception):
+    """What goes wrong cannot be told."""
+
+    def __str__(self) -> str:
+        raise ValueError("no words for it")
+
+
+def _raise_unspeakable() -> None:
+    raise UnspeakableError
+
+
+FAULTS = {
+    "hang": _hang,
+    "raise": _raise,
+    "raise unspeakable": _raise_unspeakable,
+    "exit": lambda: os._exit(7),
+    "crash": lambda: ctypes.string_at(0),
+}
 
 
 def install() -> None:

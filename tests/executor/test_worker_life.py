@@ -19,6 +19,7 @@ from fathom.errors import CheckpointError, ConfigError, EngineDeadError, Validat
 from fathom.executor.workers import end_workers, start_workers
 from tests.client.processes import Script, comes_true, is_gone, title_of
 from tests.executor import faults
+from tests.worker import delayed_device
 
 LONG = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
 PROMPTS = [[i % 300 + 5, 7] for i in range(500)]
@@ -88,6 +89,23 @@ def test_a_worker_s_end_is_the_engine_s_and_is_told(llm: LLM, fault_folder: Path
     check_nothing_is_left(llm, workers)
 
 
+@pytest.mark.parametrize("is_delayed", [False, True], ids=["at once", "by the answering thread"])
+def test_a_worker_that_cannot_answer_ends_and_its_error_is_told(
+    tiny: Callable[[str], Path], fault_folder: Path, is_delayed: bool
+) -> None:
+    if is_delayed:
+        delayed_device.write_plugin(fault_folder)
+    with start(tiny("llama-gqa")) as llm:
+        llm.generate(PROMPTS[:1], LONG, use_tqdm=False)
+        workers = workers_of(os.getpid())
+        (fault_folder / "fathom::Worker_TP1").write_text("raise unspeakable")
+        message = str(generate_until_dead(llm))
+        assert f"worker rank 1 (pid {workers['fathom::Worker_TP1'].pid}) exited with code 1" in message
+        assert "ValueError: no words for it" in message
+        assert ("in _answer_later" in message) == is_delayed
+        check_nothing_is_left(llm, workers)
+
+
 def test_a_worker_s_stack_is_told_as_often_as_it_is_asked_for() -> None:
     workers = start_workers(ParallelOptions(tensor_parallel_size=2)).processes
     try:
@@ -153,8 +171,8 @@ def test_workers_of_an_engine_in_this_process_end_if_the_rest_of_it_cannot_be_ma
 ) -> None:
     for file in tiny("llama-gqa").iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
-    (tmp_path / "generation_config.json").write_text('{"temperature": -1.0}')
-    with pytest.raises(ConfigError, match="a default that cannot be") as caught:
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json") as caught:
         start(tmp_path, multiprocess=False)
     assert comes_true(lambda: not workers_of(os.getpid()))
     assert caught.tb is not None  # which keeps the engine, as a notebook does

@@ -69,7 +69,10 @@ def test_a_stop_string_among_bare_tokens_ends_the_answer() -> None:
     told(processor, EngineCoreOutput("a", IDS[:1]))
     result = processor.process_outputs(EngineCoreOutputs([], tokens={"a": [*IDS[1:], 9]}))
     assert result.to_abort == ["a"]
-    assert [(output.finished, output.outputs[0].stop_reason) for output in result.request_outputs] == [(True, "two")]
+    (output,) = result.request_outputs
+    assert (output.finished, output.outputs[0].stop_reason) == (True, "two")
+    assert output.metrics is not None
+    assert output.metrics.num_generation_tokens == len(output.outputs[0].token_ids) < len(IDS) + 1
     assert processor.num_unfinished == 0
 
 

@@ -1,4 +1,7 @@
-"""A server as a user runs it: `fathom serve` in a process of its own, on a port that was free."""
+"""A server as a user runs it: `fathom serve` in a process of its own, on a port that was free.
+
+It ends with the tests, however those end.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,6 @@ import os
 import re
 import signal
 import ssl
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import httpx
 import openai
 import psutil
 
+from fathom.entrypoints.cli.bench.own_server import start_server
 from tests.client.processes import PATIENCE_S, engine_of
 
 _URL = re.compile(r"serving .* at (https?://\S+|unix:\S+)")
@@ -38,13 +40,10 @@ class Server:
         self.tmp = tmp
         self.log = tmp / "server.log"
         with self.log.open("w") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "fathom", "serve", str(model), "--port=0", "--num-threads=1", *flags],
+            self.process = start_server(
+                [str(model), "--num-threads=1", *flags],
                 env={**os.environ, "TMPDIR": str(tmp), "FATHOM_LOGGING_LEVEL": "INFO", **(env or {})},
-                stdout=subprocess.PIPE,
                 stderr=log,
-                text=True,
-                start_new_session=True,
             )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()

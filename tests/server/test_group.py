@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,6 +18,7 @@ import openai
 import psutil
 import pytest
 
+from fathom.entrypoints.cli.bench.own_server import start_server
 from tests.client.processes import comes_true, hold_boots, is_gone, socket_folders, with_plugins_of
 from tests.server.conftest import POOL
 from tests.server.fronts import client_of, fronts_of, stream_of
@@ -221,10 +221,8 @@ def test_of_two_that_start_at_once_on_a_port_one_gets_it(tiny_chat_model: Path, 
         held.setsockopt(socket.SOL_SOCKET, option, 1)
     held.bind(("127.0.0.1", 0))
     port = held.getsockname()[1]
-    command = [sys.executable, "-m", "fathom", "serve", str(tiny_chat_model), f"--port={port}"]
-    command += [f"--api-server-count={fronts}", "--num-threads=1"]
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    both = [subprocess.Popen(command, **pipes) for _ in range(2)]
+    arguments = [str(tiny_chat_model), f"--port={port}", f"--api-server-count={fronts}", "--num-threads=1"]
+    both = [start_server(arguments, stderr=subprocess.PIPE) for _ in range(2)]
     try:
         assert comes_true(lambda: any(process.poll() is not None for process in both)), "both have the port"
         winner, loser = sorted(both, key=lambda process: process.poll() is not None)

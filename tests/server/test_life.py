@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from tests.client.processes import PATIENCE_S, comes_true, hold_boots, is_gone, socket_folders, with_plugins_of
@@ -173,3 +174,22 @@ def test_only_the_port_listens(server: Server) -> None:
     listening = [c for c in psutil.Process(server.process.pid).net_connections("tcp") if c.status == "LISTEN"]
     assert [(c.laddr.ip, f"http://127.0.0.1:{c.laddr.port}") for c in listening] == [("127.0.0.1", server.url)]
     assert server.engine().net_connections("tcp") == []
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from tests.server.processes import Server
+server = Server(sys.argv[1], Path(sys.argv[2]))
+print(server.process.pid, server.engine().pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_the_servers_of_tests_that_are_killed_end_with_them(tiny_chat_model: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", KILLED, str(tiny_chat_model), str(tmp_path)]
+    root = Path(__file__).parents[2]
+    killed = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, cwd=root)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert comes_true(lambda: not any(psutil.pid_exists(int(pid)) for pid in killed.stdout.split()))
+    assert comes_true(lambda: not socket_folders(tmp_path))

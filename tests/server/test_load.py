@@ -193,6 +193,7 @@ def test_metrics_add_up(server: Server) -> None:
         {"prompt": "The sea", "max_tokens": 5, "temperature": 0, "ignore_eos": True},
         {"prompt": ["A", "BB"], "n": 2, "max_tokens": 4, "temperature": 1, "seed": 1, "ignore_eos": True},
         {"prompt": "The sea", "max_tokens": 30, "temperature": 0, "stop": ["e", "a", "t", "s"]},
+        {"prompt": "The sea", "max_tokens": 300, "temperature": 1, "seed": 2, "n": 3, "stop": ["e", "a", "t", "s"]},
         {"prompt": "The sea", "max_tokens": -5},
     ]
     with ThreadPoolExecutor(4) as pool:
@@ -204,7 +205,7 @@ def test_metrics_add_up(server: Server) -> None:
     def grown(name: str) -> float:
         return after[name] - before.get(name, 0)
 
-    assert len(usages) == 3
+    assert len(usages) == 4
     assert grown("prompt_tokens_total") == sum(usage["prompt_tokens"] for usage in usages)
     assert grown("generation_tokens_total") == sum(usage["completion_tokens"] for usage in usages)
     for reason in ("stop", "length", "abort", "error"):
@@ -212,9 +213,15 @@ def test_metrics_add_up(server: Server) -> None:
     assert grown("time_to_first_token_seconds_count") == len(reasons)
     assert grown("e2e_request_latency_seconds_count") == len(reasons)
     assert grown("inter_token_latency_seconds_count") <= grown("generation_tokens_total") - len(reasons)
-    assert grown("request_generation_tokens_sum") >= grown("generation_tokens_total")
+    assert grown("request_generation_tokens_sum") == grown("generation_tokens_total")
     assert comes_true(lambda: idle(server))
     assert after['http_requests_total{path="/v1/completions",status="400"}'] >= 1
+    with stream(server, **LONG):
+        pass  # hangs up
+    aborted = 'request_success_total{finished_reason="abort"}'
+    assert comes_true(lambda: server.metrics()[aborted] == before.get(aborted, 0) + 1)
+    after = server.metrics()
+    assert grown("request_generation_tokens_sum") == grown("generation_tokens_total")
 
 
 @pytest.mark.parametrize("as_chat", [False, True])

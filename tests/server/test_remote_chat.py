@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import io
+import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
 from fathom.entrypoints.cli.main import main
+from tests.server.conftest import POOL
 from tests.server.processes import Server
 
 HELLO = "Ask away. Ctrl-C stops an answer, Ctrl-D ends.\n"
@@ -41,6 +44,42 @@ def test_turns_are_remembered(chat: Any, client: openai.OpenAI) -> None:
         messages.append({"role": "assistant", "content": answer.content})
         wanted += f"{answer.content}\n"
     assert chat([QUESTIONS[0], "", QUESTIONS[1]], "--system", "be kind") == (0, wanted, f"{HELLO}{CUT}{CUT}\n")
+
+
+class Interrupting(io.StringIO):
+    """A terminal at which Ctrl-C is pressed once: as soon as something stands there."""
+
+    printed_first = ""
+
+    def write(self, text: str) -> int:
+        written = super().write(text)
+        if text and not self.printed_first:
+            self.printed_first = text
+            signal.raise_signal(signal.SIGINT)
+        return written
+
+
+@pytest.mark.parametrize("is_remote", [True, False])
+def test_of_an_answer_that_is_stopped_is_remembered_what_was_said(
+    server: Server,
+    client: openai.OpenAI,
+    tiny_chat_model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    is_remote: bool,
+) -> None:
+    local = [str(tiny_chat_model), "--no-multiprocess", "--num-threads=1", "--no-show-progress", POOL]
+    where = ["--base-url", server.url] if is_remote else local
+    terminal = Interrupting()
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(QUESTIONS)))
+    monkeypatch.setattr(sys, "stdout", terminal)
+    assert main(["chat", *where, "--temperature=0", "--max-tokens=8"]) == 0
+    said = terminal.printed_first
+    asked: list[Any] = [{"role": "user", "content": QUESTIONS[0]}, {"role": "assistant", "content": said}]
+    asked.append({"role": "user", "content": QUESTIONS[1]})
+    answer = client.chat.completions.create(model="tiny", messages=asked, **SAMPLING).choices[0].message.content
+    assert terminal.getvalue() == f"{said}\n{answer}\n"
+    assert capsys.readouterr().err == f"{HELLO}[stopped]\n{CUT}\n"
 
 
 def test_a_question_that_is_refused_does_not_end_the_chat(chat: Any, thinker: Server) -> None:

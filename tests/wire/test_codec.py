@@ -13,15 +13,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fathom.errors import CheckpointError
 from fathom.sampling_params import SamplingParams
 from fathom.wire.codec import INLINE_BYTES, Decoder, Encoder
 from fathom.wire.messages import (
     AddRequests,
     EngineCoreRequest,
+    EngineFailed,
     FromEngine,
     ToEngine,
     UtilityCall,
 )
+from fathom.wire.remote_errors import to_remote_error
 from tests.wire.strategies import arrays, same, sampling_params, values
 
 MESSAGES = [(ToEngine, kind) for kind in get_args(ToEngine)] + [(FromEngine, kind) for kind in get_args(FromEngine)]
@@ -179,3 +182,11 @@ def test_a_pickle_is_refused_and_not_run(tmp_path: Path) -> None:
     assert not trace.exists()
     pickle.loads(payload)
     assert trace.exists(), "the payload was harmless, so the test shows nothing"
+
+
+def test_an_error_about_a_file_whose_name_is_no_text_is_told() -> None:
+    error = CheckpointError(os.fsdecode(b"caf\xe9.gguf is truncated."))
+    frames = Encoder().encode(EngineFailed(to_remote_error(error)))
+    received = Decoder(FromEngine).decode(frames).error
+    assert received.message == r"caf\udce9.gguf is truncated."
+    assert received.message in received.traceback

@@ -11,7 +11,7 @@ import httpx2
 import msgspec
 
 from fathom.entrypoints.cli.openai_client import CONNECT_SECONDS, Choice, EventReader, Remote, error_text, unreachable
-from fathom.entrypoints.cli.stream import Answer
+from fathom.entrypoints.cli.stream import Answer, with_what_was_said
 from fathom.errors import RequestFailedError
 
 
@@ -28,6 +28,7 @@ class RemoteConversation:
 
         Raises:
             RequestFailedError: the server refused, failed, or could not be reached; the turn is forgotten.
+            KeyboardInterrupt, as it came: of the answer what was printed is remembered, if anything was.
         """
         messages = [*self.messages, {"role": "user", "content": question}]
         content: list[str] = []
@@ -39,6 +40,9 @@ class RemoteConversation:
                     reason = choice.finish_reason or reason
                     sys.stdout.write(choice.piece)
                     sys.stdout.flush()
+        except KeyboardInterrupt:
+            self.messages = with_what_was_said(self.messages, messages, content)
+            raise
         finally:
             if content:
                 sys.stdout.write("\n")

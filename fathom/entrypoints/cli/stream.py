@@ -41,7 +41,12 @@ class Conversation:
         self.messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
 
     def ask(self, question: str, params: dict[str, Any]) -> Answer:
-        """Add a user's turn, print the model's, and remember both."""
+        """Add a user's turn, print the model's, and remember both; of an answer that is interrupted, what was printed.
+
+        Raises:
+            RequestFailedError: the engine could not answer. KeyboardInterrupt, as it came. A turn without a word of an
+            answer is forgotten.
+        """
         tokenizer = self._engine.tokenizer
         if tokenizer is None:
             raise ValidationError("a question needs a tokenizer, and this model has none.", parameter="prompt")
@@ -49,13 +54,19 @@ class Conversation:
         if tokenizer.chat_template is None and len(messages) == 1:
             return self.complete(question, params)
         text = render_chat(tokenizer, messages)
-        answer = self._stream({"prompt_token_ids": tokenizer.encode(text, add_special_tokens=False)}, params)
+        pieces: list[str] = []
+        try:
+            prompt = {"prompt_token_ids": tokenizer.encode(text, add_special_tokens=False)}
+            answer = self._stream(prompt, params, pieces)
+        except KeyboardInterrupt:
+            self.messages = with_what_was_said(self.messages, messages, pieces)
+            raise
         self.messages = [*messages, {"role": "assistant", "content": answer.text}]
         return answer
 
     def complete(self, text: str, params: dict[str, Any]) -> Answer:
         """Continue a text as it is."""
-        return self._stream(text, params)
+        return self._stream(text, params, [])
 
     def close(self) -> None:
         self._engine.shutdown()
@@ -66,12 +77,12 @@ class Conversation:
     def __exit__(self, *exc_info: Any) -> None:
         self.close()
 
-    def _stream(self, prompt: Prompt, overrides: dict[str, Any]) -> Answer:
+    def _stream(self, prompt: Prompt, overrides: dict[str, Any], pieces: list[str]) -> Answer:
+        """Print an answer as it comes; what is printed is added to `pieces`."""
         params = _merge(self._engine.get_default_sampling_params(), overrides)
         request_id = f"turn-{next(self._numbers)}"
         began = time.perf_counter()
         self._engine.add_request(request_id, prompt, params)
-        pieces: list[str] = []
         first_token, num_tokens, output = began, 0, None
         try:
             while self._engine.has_unfinished_requests():
@@ -102,6 +113,14 @@ class Conversation:
             f"[{num_prompt} tokens in, {num_tokens} out ({reason}); ready in {self._boot_seconds:.1f} s, "
             f"first token after {first - began:.2f} s, then {rate:.1f} tokens/s]"
         )
+
+
+def with_what_was_said(
+    before: list[dict[str, Any]], asked: list[dict[str, Any]], pieces: list[str]
+) -> list[dict[str, Any]]:
+    """The messages after an interrupted answer: those of the question and what came, or those before if nothing did."""
+    said = "".join(pieces)
+    return [*asked, {"role": "assistant", "content": said}] if said else before
 
 
 def quiet_unless(verbose: bool) -> None:

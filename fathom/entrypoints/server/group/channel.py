@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from fathom.entrypoints.server.settings import ServerSettings
+from fathom.sampling_params import SamplingParams
 from fathom.wire.messages import EngineReady, EngineSetup
 
 _LENGTH_BYTES = 4
@@ -25,7 +26,8 @@ class FrontStart(msgspec.Struct, tag="start"):
     """What a front is to be.
 
     number: its place among the fronts, from 0. identity: by which the engine knows it. folder: of what the fronts
-    share. model: the name that the model was asked for by. created: when the server started, as time.time().
+    share. model: the name that the model was asked for by. default_params: of requests that bring none. created: when
+    the server started, as time.time().
     """
 
     number: int
@@ -34,6 +36,7 @@ class FrontStart(msgspec.Struct, tag="start"):
     settings: ServerSettings
     setup: EngineSetup
     model: str
+    default_params: SamplingParams
     created: int
 
 

@@ -122,7 +122,7 @@ class Front:
         start = self._start
         load_general_plugins()
         model = ResolvedModel(Path(start.setup.model_path), start.setup.model_format, start.model)
-        prepared = boot.Prepared(start.setup, model)
+        prepared = boot.Prepared(start.setup, model, start.default_params)
         self._tokenizer = boot.load_caller_tokenizer(prepared)
         return prepared
 

@@ -268,6 +268,7 @@ class Group:
                 settings=self.settings,
                 setup=self.prepared.setup,
                 model=self.prepared.model.name,
+                default_params=self.prepared.default_params,
                 created=self.created,
             )
         )
