@@ -69,7 +69,7 @@ class CacheOptions:
     block_size: int = option(16, "Tokens in one KV block.")
     kv_cache_dtype: Literal["auto", "float32", "float16", "bfloat16", "int8", "fp8", "fp8_e4m3", "fp8_e5m2"] = option(
         "auto",
-        "Type of keys and values in the KV cache; auto: dtype, or 16 bits beside quantised weights; fp8: fp8_e4m3.",
+        "Type of keys and values in the KV cache; auto: dtype, or less beside quantised weights (CPU); fp8: fp8_e4m3.",
     )
     kv_cache_memory_bytes: int | None = option(
         None, "Bytes for the KV cache of each worker; default: sized to the machine."

@@ -219,14 +219,24 @@ def _kv_cache_dtype(
         return FP8_CACHE if config.cache.kv_cache_dtype == "fp8" else config.cache.kv_cache_dtype
     quantised = config.model.quantization in ("int8", "int4") or not _is_float(model.dtype)
     if device == "cpu" and weights == "packed" and quantised and config.model.dtype == "auto":
-        chosen = "bfloat16" if hardware.bfloat16_pairs else "float16"
-        faster = ", and this processor multiplies pairs of them" if hardware.bfloat16_pairs else ""
-        reasons.append(
-            f"kv_cache_dtype={chosen}: rounds less than quantised weights do, and is half the bytes to read{faster}"
-        )
+        chosen, reason = _rounded_kv_cache(model, hardware)
+        reasons.append(f"kv_cache_dtype={chosen}: {reason}")
         return chosen
     reasons.append(f"kv_cache_dtype={dtype}: the same as dtype")
     return dtype
+
+
+def _rounded_kv_cache(model: ModelConfig, hardware: Hardware) -> tuple[str, str]:
+    """The type of keys and values beside quantised weights on a CPU, and why."""
+    in_16_bits = "bfloat16" if hardware.bfloat16_pairs else "float16"
+    if hardware.native_kernels and not model.attention_bias:
+        why = f"half the bytes of 16 bits, and rounds no more than quantised weights do; {in_16_bits} keeps 16 bits"
+        return "int8", why
+    faster = ", and this processor multiplies pairs of them" if hardware.bfloat16_pairs else ""
+    why = f"rounds less than quantised weights do, and is half the bytes to read{faster}"
+    if model.attention_bias:
+        why += "; int8 would round this model's keys, which have a bias, too much"
+    return in_16_bits, why
 
 
 def _check_fp8_cache(kv_cache_dtype: str, device: str, weights: str, dtype: str, hardware: Hardware) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
@@ -486,19 +487,41 @@ def test_cores_that_threads_cannot_be_bound_to_are_refused(options: dict[str, An
     [
         ("float32", {}, "float32"),
         ("bfloat16", {}, "float32"),  # 16-bit weights are stored as they are, and computed with exactly
-        ("Q4_1", {}, "float16"),
-        ("bfloat16", {"quantization": "int8"}, "float16"),
+        ("Q4_1", {}, "int8"),
+        ("bfloat16", {"quantization": "int8"}, "int8"),
         ("bfloat16", {"quantization": "fp16"}, "float32"),
         ("Q4_1", {"dtype": "float32"}, "float32"),
-        ("Q4_1", {"kv_cache_dtype": "int8"}, "int8"),
+        ("Q4_1", {"kv_cache_dtype": "float16"}, "float16"),
     ],
 )
 def test_keys_and_values_are_rounded_only_where_weights_are(dtype: str, options: dict[str, Any], expected: str) -> None:
     model = dataclasses.replace(MODEL, dtype=dtype)
     config, _ = resolve(EngineConfig.from_options(**options), model, HARDWARE)
     assert config.cache.kv_cache_dtype == expected
-    with_pairs, reasons = resolve(
-        EngineConfig.from_options(**options), model, dataclasses.replace(HARDWARE, bfloat16_pairs=True)
-    )
-    assert with_pairs.cache.kv_cache_dtype == ("bfloat16" if expected == "float16" else expected)
-    assert any("multiplies pairs of them" in reason for reason in reasons) == (expected == "float16")
+
+
+@pytest.mark.parametrize(
+    ("bias", "native", "pairs", "expected", "why"),
+    [
+        (False, True, True, "int8", "half the bytes of 16 bits.*; bfloat16 keeps 16 bits"),
+        (False, True, False, "int8", "half the bytes of 16 bits.*; float16 keeps 16 bits"),
+        (
+            True,
+            True,
+            True,
+            "bfloat16",
+            "multiplies pairs of them; int8 would round this model's keys, which have a bias",
+        ),
+        (True, True, False, "float16", "is half the bytes to read; int8 would round"),
+        (False, False, False, "float16", "is half the bytes to read$"),
+    ],
+)
+def test_how_keys_and_values_are_rounded_beside_quantised_weights(
+    bias: bool, native: bool, pairs: bool, expected: str, why: str
+) -> None:
+    model = dataclasses.replace(MODEL, dtype="Q4_1", attention_bias=bias)
+    hardware = dataclasses.replace(HARDWARE, native_kernels=native, bfloat16_pairs=pairs)
+    config, reasons = resolve(EngineConfig.from_options(weights="packed"), model, hardware)
+    (reason,) = [reason for reason in reasons if reason.startswith("kv_cache_dtype=")]
+    assert config.cache.kv_cache_dtype == expected
+    assert re.match(f"kv_cache_dtype={expected}: .*{why}", reason)

@@ -59,6 +59,7 @@ class Attention {
   void multiply_keys(KeySpan keys);
   void weigh(int64_t head, const RowStep& step, float* scores, float* states);
   void multiply_values(KeySpan keys, float* states);
+  void complete(int64_t head, const RowStep& step, float* states) const;
   void attend_packed(int64_t head, KeySpan keys, float* states);
   void attend_packed(int64_t head, const RowStep& step, float* states);
   void pack_keys(KeySpan keys, int64_t kv_head) const;
@@ -76,6 +77,7 @@ class Attention {
   const int64_t num_key_rows_ = (cache().head_dim + kTogether - 1) / kTogether;  // of factors
   Factor *queries_, *packed_keys_, *packed_values_;
   float *scores_, *scales_, *states_, *later_states_;
+  float *query_steps_, *value_factors_;  // of each row, where factors are integers
 
   static std::vector<RowStep>& thread_steps() {
     static thread_local std::vector<RowStep> steps;
@@ -90,6 +92,10 @@ class Attention {
   }
   State state_of(float* states, int64_t head, int64_t row) const {
     return job_.state(states, head * job_.rows_per_kv_head(*tile_) + row);
+  }
+  float* query_step_of(int64_t head, int64_t row) const { return query_steps_ + head * job_.rows_per_kv_head(*tile_) + row; }
+  float* value_factor_of(int64_t head, int64_t row) const {
+    return value_factors_ + head * job_.rows_per_kv_head(*tile_) + row;
   }
   // Of rows of scores that have become weights, from the factor `first` on.
   static Matrix<const Factor> weights_of(const float* scores, int64_t first) {
@@ -109,9 +115,10 @@ inline void Attention<Stored>::take_memory() {
     heads = std::max(heads, job_.tile_of(index).num_kv_heads);
   }
   const int64_t scales_size = kIsScaled ? 2 * heads * kRange : 0;
+  const int64_t steps_size = Numbers::kAreIntegers ? rows : 0;
   const int64_t sizes[] = {rows * job_.padded_dim / kTogether, kRange / kTile * num_key_rows_ * kPackedStride,
                            kRange / kTogether * job_.padded_dim, rows * kRange, scales_size, rows * job_.state_size,
-                           rows * job_.state_size};
+                           rows * job_.state_size, steps_size, steps_size};
   static_assert(sizeof(Factor) == sizeof(float));
   float* places[std::size(sizes)];
   float* next = scratch(memory, std::accumulate(std::begin(sizes), std::end(sizes), int64_t{0}));
@@ -120,6 +127,7 @@ inline void Attention<Stored>::take_memory() {
   packed_keys_ = reinterpret_cast<Factor*>(places[1]);
   packed_values_ = reinterpret_cast<Factor*>(places[2]);
   scores_ = places[3], scales_ = places[4], states_ = places[5], later_states_ = places[6];
+  query_steps_ = places[7], value_factors_ = places[8];
 }
 
 // The tile's queries, in units that make their products with keys the exponents of weights, unless scores are capped first.
@@ -128,13 +136,20 @@ inline void Attention<Stored>::start_tile(const QueryTile& tile) {
   tile_ = &tile;
   const bool is_aligned = cache().block_size % kLanes == 0 && cache().head_dim % kLanes == 0;
   is_direct_ = is_aligned && (job_.rows_per_kv_head(tile) <= kDirectRows || std::is_same_v<Stored, float>);
-  const float factor = args().softcap > 0 ? args().scale : args().scale * kLog2e;
+  const int64_t dim = cache().head_dim;
+  const float unit = args().softcap > 0 ? args().scale : args().scale * kLog2e;
   for (int64_t row = 0; row < job_.num_rows(tile); ++row) {
     const auto place = job_.place_of(tile, row);
-    const float* query = args().query + place.token * args().query_stride + place.head * cache().head_dim;
+    const float* query = args().query + place.token * args().query_stride + place.head * dim;
+    float factor = unit;
+    if constexpr (Numbers::kAreIntegers) {
+      const float step = integer_step(bits_of_largest(query, dim), std::min(kLargestInteger, 0x1p24f / dim));
+      query_steps_[row] = step * unit;
+      factor = 1 / step;
+    }
     Factor* to = queries_ + row * job_.padded_dim / kTogether;
-    for (int64_t d = 0; d < cache().head_dim; d += kLanes)
-      store_factors(to + d / kTogether, load_some(query + d, cache().head_dim - d) * factor);
+    for (int64_t d = 0; d < dim; d += kLanes)
+      store_factors(to + d / kTogether, load_some(query + d, dim - d) * factor);
   }
 }
 
@@ -145,15 +160,18 @@ inline void Attention<Stored>::attend(int64_t segment, float* states) {
   range_start_ = job_.segments[segment].range * kRange;
   const KeySpan keys = {bounds.first - range_start_, bounds.end - range_start_};
   cut_rows(range_start_);
-  if constexpr (kIsScaled) load_scales(keys);
   if (!is_direct_) {
+    if constexpr (kIsScaled) load_scales(keys);
     for (int64_t head = 0; head < tile_->num_kv_heads; ++head) attend_packed(head, keys, states);
     return;
   }
   multiply_keys(keys);
+  if constexpr (kIsScaled) load_scales(keys);  // which have been fetched with the keys
   for (int64_t head = 0; head < tile_->num_kv_heads; ++head)
     for (const RowStep& step : steps_) weigh(head, step, scores_of(head, step.row), states);
   multiply_values(keys, states);
+  for (int64_t head = 0; head < tile_->num_kv_heads; ++head)
+    for (const RowStep& step : steps_) complete(head, step, states);
 }
 
 template <typename Stored>
@@ -189,8 +207,8 @@ inline void Attention<Stored>::load_scales(KeySpan keys) {
   for_each_run(keys, [&](int64_t block, int64_t offset, int64_t key, int64_t count) {
     for (int64_t head = 0; head < tile_->num_kv_heads; ++head) {
       const int64_t kv_head = tile_->first_kv_head + head;
-      std::copy_n(pages.key_scales(block, kv_head) + offset, count, key_scales_of(head) + key);
-      std::copy_n(pages.value_scales(block, kv_head) + offset, count, value_scales_of(head) + key);
+      copy(key_scales_of(head) + key, pages.key_scales(block, kv_head) + offset, count);
+      copy(value_scales_of(head) + key, pages.value_scales(block, kv_head) + offset, count);
     }
   });
 }
@@ -217,14 +235,17 @@ inline void Attention<Stored>::multiply_keys(KeySpan keys) {
 // Turns the scores of some rows, kRange apart, into weights.
 template <typename Stored>
 inline void Attention<Stored>::weigh(int64_t head, const RowStep& step, float* scores, float* states) {
-  const Scales scales = {key_scales_of(head), value_scales_of(head)};
+  Scales scales = {key_scales_of(head), value_scales_of(head), 1};
   for (int64_t row = step.row; row < step.row + step.count; ++row, scores += kRange) {
     const int64_t position = tile_->first_position + row / job_.group - range_start_;
     const KeySpan visible = {job_.oldest_visible(position + range_start_) - range_start_, position + 1};
     const State state = state_of(states, head, row);
+    if constexpr (Numbers::kAreIntegers) scales.query = *query_step_of(head, row);
+    float factor = 1;
     if (step.keys.is_empty()) state.clear();
-    else if (args().softcap > 0) weigh_row<Stored, true>(scores, step.keys, visible, scales, args().softcap, state);
-    else weigh_row<Stored, false>(scores, step.keys, visible, scales, 0, state);
+    else if (args().softcap > 0) factor = weigh_row<Stored, true>(scores, step.keys, visible, scales, args().softcap, state);
+    else factor = weigh_row<Stored, false>(scores, step.keys, visible, scales, 0, state);
+    if constexpr (Numbers::kAreIntegers) *value_factor_of(head, row) = factor;
     if (is_direct_) ahead_.fetch(std::max(kLine, kFetchedByHead / job_.rows_per_kv_head(*tile_)));
   }
 }
@@ -249,6 +270,14 @@ inline void Attention<Stored>::multiply_values(KeySpan keys, float* states) {
       }
     }
   }
+}
+
+// Makes the values of states from sums of products, where those are integers.
+template <typename Stored>
+inline void Attention<Stored>::complete(int64_t head, const RowStep& step, float* states) const {
+  if constexpr (Numbers::kAreIntegers)
+    for (int64_t row = step.row; row < step.row + step.count; ++row)
+      state_of(states, head, row).complete(*value_factor_of(head, row));
 }
 
 template <typename Stored>
@@ -277,6 +306,7 @@ inline void Attention<Stored>::attend_packed(int64_t head, const RowStep& step, 
   multiply(step.count, {state_of(states, head, step.row).values, job_.state_size}, weights_of(scores_, first),
            PackedColumns<Factor, false>{packed_values_ + first * job_.padded_dim, job_.padded_dim}, end - first, 0,
            job_.padded_dim / kLanes);
+  complete(head, step, states);
 }
 
 // Keys copied as factors, tile by tile, completed to whole vectors with numbers that count for nothing.

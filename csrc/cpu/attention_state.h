@@ -20,6 +20,12 @@ struct State {
     store(largest(), broadcast(-std::numeric_limits<float>::infinity()));
   }
 
+  // Makes the values from sums of products of integers.
+  void complete(float factor) const {
+    for (int64_t d = 0; d < padded_dim; d += kLanes)
+      store(values + d, __builtin_convertvector(load_sums<IntVector>(values + d), Vector) * factor);
+  }
+
   bool is_empty() const { return *largest() == -std::numeric_limits<float>::infinity(); }
 
   // Takes in the attention to later keys.
@@ -52,21 +58,27 @@ struct KeySpan {
   int64_t end_vector() const { return (end + kLanes - 1) / kLanes; }
 };
 
-// The scales of one KV head's keys and values in a range, [kRange] each; null: the numbers have none.
+// The scales of one KV head's keys and values in a range, [kRange] each, and the step of a row's query; those that
+// numbers do not have are not read.
 struct Scales {
   const float *keys, *values;
+  float query;
 };
 
 // The scores of the vectors of `computed` made what the model calls for, and the largest one that is in sight, in every
 // lane. Those out of sight become -infinity.
-template <bool kIsScaled, bool kIsCapped>
+template <typename Stored, bool kIsCapped>
 inline Vector complete_scores(float* scores, KeySpan computed, KeySpan visible, Scales scales, float softcap) {
+  constexpr bool kIsScaled = std::is_same_v<Stored, int8_t>;
   const Vector nothing = broadcast(-std::numeric_limits<float>::infinity());
   Vector largest = nothing;
   for (int64_t v = computed.first_vector(); v < computed.end_vector(); ++v) {
     const int64_t start = v * kLanes;
     const bool is_cut = start < visible.first || start + kLanes > visible.end;
-    Vector score = load(scores + start);
+    Vector score;
+    if constexpr (Factors<Stored>::kAreIntegers)
+      score = __builtin_convertvector(load_sums<IntVector>(scores + start), Vector) * scales.query;
+    else score = load(scores + start);
     if constexpr (kIsScaled) score *= load(scales.keys + start);
     if constexpr (kIsCapped) score = softcap * kLog2e * tanh(score / softcap);
     if (is_cut) {
@@ -81,27 +93,34 @@ inline Vector complete_scores(float* scores, KeySpan computed, KeySpan visible, 
 }
 
 // Turns a row of products of query and key into weights, of which those out of sight are 0, and starts the row's state
-// with their sum. The weights come out as factors in the place of the scores, multiplied by the values' scales; of rounded
-// ones the sum is taken, so that they add up to 1 in the end.
+// with their sum. The weights come out as factors in the place of the scores, multiplied by the values' scales; of
+// rounded ones the sum is taken, so that they add up to 1 in the end. Returns what their products with values are to be
+// multiplied by.
 template <typename Stored, bool kIsCapped>
-inline void weigh_row(float* scores, KeySpan computed, KeySpan visible, Scales scales, float softcap, const State& state) {
-  constexpr bool kIsScaled = std::is_same_v<Stored, int8_t>;
+inline float weigh_row(float* scores, KeySpan computed, KeySpan visible, Scales scales, float softcap, const State& state) {
   using Numbers = Factors<Stored>;
   // Each vector of scores has been read when its weights are written, which take no more room.
   const auto weights = [&](int64_t v) {
     return reinterpret_cast<typename Numbers::Factor*>(scores) + v * kLanes / Numbers::kTogether;
   };
-  const Vector largest = complete_scores<kIsScaled, kIsCapped>(scores, computed, visible, scales, softcap);
+  const Vector largest = complete_scores<Stored, kIsCapped>(scores, computed, visible, scales, softcap);
   state.clear();
   if (largest[0] == -std::numeric_limits<float>::infinity()) {
     for (int64_t v = computed.first_vector(); v < computed.end_vector(); ++v) store_factors(weights(v), Vector{});
-    return;
+    return 1;
   }
   store(state.largest(), largest);
   Vector sums = {};
+  IntVector bits_of_largest = {};
   for (int64_t v = computed.first_vector(); v < computed.end_vector(); ++v) {
     const Vector weight = exp2(load(scores + v * kLanes) - largest);
-    if constexpr (kIsScaled) {
+    if constexpr (Numbers::kAreIntegers) {
+      sums += weight;
+      const Vector scaled = weight > 0.0f ? weight * load(scales.values + v * kLanes) : Vector{};
+      const IntVector bits = (IntVector)scaled;
+      bits_of_largest = bits > bits_of_largest ? bits : bits_of_largest;
+      store(scores + v * kLanes, scaled);
+    } else if constexpr (std::is_same_v<Stored, int8_t>) {
       sums += weight;
       store_factors(weights(v), weight * load(scales.values + v * kLanes));
     } else {
@@ -109,4 +128,12 @@ inline void weigh_row(float* scores, KeySpan computed, KeySpan visible, Scales s
     }
   }
   store(state.weight_sums(), sums);
+  if constexpr (!Numbers::kAreIntegers) return 1;
+  else {
+    const auto larger = [](IntVector a, IntVector b) { return a > b ? a : b; };
+    const float step = integer_step(reduce_lanes(bits_of_largest, larger)[0]);
+    for (int64_t v = computed.first_vector(); v < computed.end_vector(); ++v)
+      store_factors(weights(v), load(scores + v * kLanes) * (1 / step));
+    return step;
+  }
 }

@@ -29,24 +29,18 @@ struct Matrix {
 };
 
 // Columns of a product: load_at(k, v) is vector v of row k. A product of keys starts from 0, one of values from what is
-// there. While kStretch rows of kVectors vectors are read, as many bytes are fetched from what fetch_next has returned.
-
-// Bytes to be fetched: a number of them for each row. None are if step is 0.
-struct Fetched {
-  const char* at;
-  int64_t step;
-};
+// there. Before kRowsFetched rows of kVectors vectors are read, fetch_ahead has as many bytes fetched that come later.
 
 // A tile's keys or values of one KV head, copied together.
 template <typename Factor, bool kStartsFrom0>
 struct PackedColumns {
   static constexpr bool kFrom0 = kStartsFrom0;
-  static constexpr int64_t kFetchedBytes = 0;
+  static constexpr int64_t kVectorBytes = 0;
   static constexpr int64_t kRowsFetched = kStretch;
   const Factor* data;
   int64_t stride;
   auto load_at(int64_t k, int64_t v) const { return load(data + k * stride + v * kLanes); }
-  Fetched fetch_next(int64_t, int64_t) const { return {}; }
+  void fetch_ahead(int64_t) const {}
 };
 
 // A tile's keys of one KV head, where they lie: a row for each dimension, a column for each key.
@@ -54,7 +48,7 @@ template <typename Number, typename Ahead>
 struct KeyColumns {
   using Numbers = Factors<Number>;
   static constexpr bool kFrom0 = true;
-  static constexpr int64_t kFetchedBytes = Numbers::kTogether * kLanes * sizeof(Number);
+  static constexpr int64_t kVectorBytes = Numbers::kTogether * kLanes * sizeof(Number);
   static constexpr int64_t kRowsFetched = kStretch / Numbers::kTogether;
   const Number* const* vectors;
   int64_t stride;
@@ -63,8 +57,8 @@ struct KeyColumns {
     const Number* first = vectors[v] + k * Numbers::kTogether * stride;
     return Numbers::join(first, first + stride);
   }
-  Fetched fetch_next(int64_t num_rows, int64_t row_bytes) const {
-    return ahead != nullptr ? ahead->take(num_rows, row_bytes) : Fetched{reinterpret_cast<const char*>(vectors), 0};
+  void fetch_ahead(int64_t bytes) const {
+    if (ahead != nullptr) ahead->fetch(bytes);
   }
 };
 
@@ -73,7 +67,7 @@ template <typename Number, typename Ahead>
 struct ValueColumns {
   using Numbers = Factors<Number>;
   static constexpr bool kFrom0 = false;
-  static constexpr int64_t kFetchedBytes = Numbers::kTogether * kLanes * sizeof(Number);
+  static constexpr int64_t kVectorBytes = Numbers::kTogether * kLanes * sizeof(Number);
   static constexpr int64_t kRowsFetched = kStretch / Numbers::kTogether;
   const Number* const* rows;
   Ahead* ahead;
@@ -81,32 +75,29 @@ struct ValueColumns {
     const Number* const* joined = rows + k * Numbers::kTogether;
     return Numbers::join(joined[0] + v * kLanes, joined[Numbers::kTogether - 1] + v * kLanes);
   }
-  Fetched fetch_next(int64_t num_rows, int64_t row_bytes) const {
-    return ahead != nullptr ? ahead->take(num_rows, row_bytes) : Fetched{reinterpret_cast<const char*>(rows), 0};
+  void fetch_ahead(int64_t bytes) const {
+    if (ahead != nullptr) ahead->fetch(bytes);
   }
 };
 
 template <int kRows, int kVectors, typename Factor, typename Columns>
 inline void multiply_block(Matrix<float> c, Matrix<const Factor> a, const Columns& b, int64_t first_vector,
                            int64_t depth) {
-  Vector sums[kRows][kVectors];
+  using Sum = SumOf<Factor>;
+  Sum sums[kRows][kVectors];
 #pragma GCC unroll 8
   for (int row = 0; row < kRows; ++row)
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v)
-      sums[row][v] = Columns::kFrom0 ? Vector{} : load(c.row(row) + (first_vector + v) * kLanes);
+      sums[row][v] = Columns::kFrom0 ? Sum{} : load_sums<Sum>(c.row(row) + (first_vector + v) * kLanes);
   int64_t k = 0;
   do {  // at least once, and so below: else the compiler keeps a copy of the sums in memory
-    const int64_t start = k, end = std::min(depth, start + Columns::kRowsFetched);
-    constexpr int64_t kFetchedBytes = kVectors * Columns::kFetchedBytes;
-    Fetched fetched = b.fetch_next(end - start, kFetchedBytes);
+    const int64_t end = std::min(depth, k + Columns::kRowsFetched);
+    b.fetch_ahead((end - k) * kVectors * Columns::kVectorBytes);
     do {
       decltype(b.load_at(0, 0)) columns[kVectors];
 #pragma GCC unroll 8
       for (int v = 0; v < kVectors; ++v) columns[v] = b.load_at(k, first_vector + v);
-#pragma GCC unroll 8
-      for (int64_t byte = 0; byte < kFetchedBytes; byte += kLine) __builtin_prefetch(fetched.at + byte);
-      fetched.at += fetched.step;
 #pragma GCC unroll 8
       for (int row = 0; row < kRows; ++row) {
         const auto factor = broadcast(a.row(row)[k]);
@@ -118,7 +109,7 @@ inline void multiply_block(Matrix<float> c, Matrix<const Factor> a, const Column
 #pragma GCC unroll 8
   for (int row = 0; row < kRows; ++row)
 #pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) store(c.row(row) + (first_vector + v) * kLanes, sums[row][v]);
+    for (int v = 0; v < kVectors; ++v) store_sums(c.row(row) + (first_vector + v) * kLanes, sums[row][v]);
 }
 
 template <int kRows, int kVectors = vectors_at_once(kRows), typename Factor, typename Columns>

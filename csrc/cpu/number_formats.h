@@ -129,14 +129,34 @@ inline float narrow_row(const float* from, int64_t size, Stored* to, int64_t str
   return 1.0f;
 }
 
-// In 8 bits the row's largest number becomes 127 or -127; a row with a NaN or an infinity is read back as NaN.
-inline float narrow_row(const float* from, int64_t size, int8_t* to, int64_t stride) {
+constexpr uint32_t kInfinityBits = 0x7f800000;
+
+// The bits of the largest magnitude; not below kInfinityBits if there is a NaN or an infinity.
+inline uint32_t bits_of_largest(const float* from, int64_t size) {
   uint32_t largest = 0;
   for (int64_t index = 0; index < size; ++index) largest = std::max(largest, bits_of(from[index]) & 0x7fffffff);
-  const bool is_finite = largest < 0x7f800000;
+  return largest;
+}
+
+// In 8 bits the row's largest number becomes 127 or -127; a row with a NaN or an infinity is read back as NaN.
+inline float narrow_row(const float* from, int64_t size, int8_t* to, int64_t stride) {
+  const uint32_t largest = bits_of_largest(from, size);
+  if (largest >= kInfinityBits) {
+    for (int64_t index = 0; index < size; ++index) to[index * stride] = 0;
+    return std::numeric_limits<float>::quiet_NaN();
+  }
+  constexpr float kRounder = 12582912.0f;  // adding 1.5 * 2^23 rounds to an integer
   const float scale = std::max(float_of(largest) / 127.0f, std::numeric_limits<float>::min());
-  // Adding 1.5 * 2^23 rounds to an integer.
-  for (int64_t index = 0; index < size; ++index)
-    to[index * stride] = is_finite ? static_cast<int8_t>(from[index] / scale + 12582912.0f - 12582912.0f) : 0;
-  return is_finite ? scale : std::numeric_limits<float>::quiet_NaN();
+  typedef int8_t ByteVector __attribute__((vector_size(kLanes)));
+  int64_t index = 0;
+  for (; index + kLanes <= size; index += kLanes) {
+    const Vector rounded = load(from + index) / scale + kRounder - kRounder;
+    const ByteVector bytes = __builtin_convertvector(__builtin_convertvector(rounded, IntVector), ByteVector);
+    int8_t lanes[kLanes];
+    __builtin_memcpy(lanes, &bytes, sizeof lanes);
+    if (stride == 1) std::copy_n(lanes, kLanes, to + index);
+    else for (int lane = 0; lane < kLanes; ++lane) to[(index + lane) * stride] = lanes[lane];
+  }
+  for (; index < size; ++index) to[index * stride] = static_cast<int8_t>(from[index] / scale + kRounder - kRounder);
+  return scale;
 }

@@ -28,20 +28,6 @@ class ReadAhead {
     }
   }
 
-  // The next rows of bytes, for the caller to fetch; fetches them itself if they do not lie together.
-  Fetched take(int64_t num_rows, int64_t row_bytes) {
-    const int64_t wanted = num_rows * row_bytes / kLine;
-    if (lines_left_ == 0) open_run();
-    if (lines_left_ < wanted) {
-      fetch(num_rows * row_bytes);
-      return {reinterpret_cast<const char*>(this), 0};
-    }
-    const char* first = next_;
-    next_ += wanted * kLine;
-    lines_left_ -= wanted;
-    return {first, row_bytes};
-  }
-
  private:
   void open_segment() {
     if (segment_ == end_) return;
@@ -51,7 +37,7 @@ class ReadAhead {
     of_values_ = false;
   }
 
-  // Goes on to the next KV head of a block, block, side of the cache, or segment.
+  // Goes on to the next KV head of a block, block, side of the cache, or segment. Heads that lie together are one run.
   bool open_run() {
     if (segment_ == end_) return false;
     const QueryTile& tile = job_.tile_of(segment_);
@@ -60,9 +46,15 @@ class ReadAhead {
     const int64_t offset = key_ % cache.block_size, kv_head = tile.first_kv_head + head_;
     const int64_t count = std::min(cache.block_size - offset, bounds_.end - key_);
     const int64_t block = job_.blocks_of(tile)[key_ / cache.block_size];
-    if (of_values_) open(pages.values(block, kv_head) + offset * cache.head_dim, count * cache.head_dim);
-    else open(pages.keys(block, kv_head), cache.block_size * cache.head_dim);
-    if (++head_ < tile.num_kv_heads) return true;
+    const int64_t heads = of_values_ && count < cache.block_size ? 1 : tile.num_kv_heads;
+    if (of_values_) {
+      open(pages.values(block, kv_head) + offset * cache.head_dim, heads * count * cache.head_dim);
+    } else {
+      open(pages.keys(block, kv_head), heads * cache.block_size * cache.head_dim);
+      if constexpr (std::is_same_v<Stored, int8_t>) fetch_scales(pages, block, kv_head, heads);
+    }
+    head_ += heads;
+    if (head_ < tile.num_kv_heads) return true;
     head_ = 0;
     key_ += count;
     if (key_ < bounds_.end) return true;
@@ -70,6 +62,14 @@ class ReadAhead {
     if (of_values_) ++segment_, open_segment();
     else of_values_ = true;
     return true;
+  }
+
+  // Of keys and values, since both are needed when the keys have been read.
+  static void fetch_scales(const Pages<Stored>& pages, int64_t block, int64_t kv_head, int64_t heads) {
+    for (int64_t offset = 0; offset < heads * pages.cache.block_size; offset += kLine / sizeof(float)) {
+      __builtin_prefetch(pages.key_scales(block, kv_head) + offset);
+      __builtin_prefetch(pages.value_scales(block, kv_head) + offset);
+    }
   }
 
   void open(const Stored* from, int64_t count) {

@@ -1,22 +1,27 @@
 // What lies between the query-key-value product and attention. Included inside the level's namespace, by kernels.cpp.
 
+// kMix: of both halves their sum and difference, the first step of hadamard_half's transform.
+template <bool kMix>
 inline void rotate_head(float* output, const float* input, const float* cos, const float* sin, int64_t half) {
   int64_t i = 0;
   for (; i + kLanes <= half; i += kLanes) {
     const Vector a = load(input + i), b = load(input + half + i), c = load(cos + i), s = load(sin + i);
-    store(output + i, a * c - b * s);
-    store(output + half + i, b * c + a * s);
+    const Vector first = a * c - b * s, second = b * c + a * s;
+    store(output + i, kMix ? first + second : first);
+    store(output + half + i, kMix ? first - second : second);
   }
   for (; i < half; ++i) {
     const float a = input[i], b = input[half + i];
-    output[i] = a * cos[i] - b * sin[i];
-    output[half + i] = b * cos[i] + a * sin[i];
+    const float first = a * cos[i] - b * sin[i], second = b * cos[i] + a * sin[i];
+    output[i] = kMix ? first + second : first;
+    output[half + i] = kMix ? first - second : second;
   }
 }
 
 // One token of a step; `memory` has room for two heads.
 template <typename Stored>
 inline void rotate_and_store_token(const RotateAndStoreArgs& args, int64_t token, float* memory) {
+  constexpr bool kIsScaled = std::is_same_v<Stored, int8_t>;
   const KVCache& cache = args.cache;
   const Pages<Stored> pages = {cache};
   const int64_t dim = cache.head_dim, half = dim / 2;
@@ -26,7 +31,9 @@ inline void rotate_and_store_token(const RotateAndStoreArgs& args, int64_t token
   float* rotated = memory + dim;
   const auto normalise_and_rotate = [&](float* output, const float* weight) {
     if (weight != nullptr) normalise(memory, head, weight, dim, args.epsilon);
-    rotate_head(output, weight != nullptr ? memory : head, cos, sin, half);
+    rotate_head<kIsScaled>(output, weight != nullptr ? memory : head, cos, sin, half);
+    if constexpr (kIsScaled)
+      for (float* part : {output, output + half}) hadamard_half(part, half);
   };
 
   float* query = args.query + token * args.num_heads * dim;
@@ -36,12 +43,12 @@ inline void rotate_and_store_token(const RotateAndStoreArgs& args, int64_t token
   const int64_t block = args.slots[token] / cache.block_size, offset = args.slots[token] % cache.block_size;
   for (int64_t index = 0; index < cache.num_kv_heads; ++index, head += dim) {
     normalise_and_rotate(rotated, args.key_norm);
-    const float scale = narrow_row(rotated, dim, pages.keys(block, index) + offset, cache.block_size);
-    if (cache.format == KVFormat::kInt8) pages.key_scales(block, index)[offset] = scale;
+    [[maybe_unused]] const float scale = narrow_row(rotated, dim, pages.keys(block, index) + offset, cache.block_size);
+    if constexpr (kIsScaled) pages.key_scales(block, index)[offset] = scale;
   }
   for (int64_t index = 0; index < cache.num_kv_heads; ++index, head += dim) {
-    const float scale = narrow_row(head, dim, pages.values(block, index) + offset * dim, 1);
-    if (cache.format == KVFormat::kInt8) pages.value_scales(block, index)[offset] = scale;
+    [[maybe_unused]] const float scale = narrow_row(head, dim, pages.values(block, index) + offset * dim, 1);
+    if constexpr (kIsScaled) pages.value_scales(block, index)[offset] = scale;
   }
 }
 

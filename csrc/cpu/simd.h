@@ -42,6 +42,11 @@ inline void store_first(float* to, Vector value, int64_t count) {
   for (int64_t lane = 0; lane < count; ++lane) to[lane] = value[lane];
 }
 
+inline void copy(float* to, const float* from, int64_t count) {
+  for (; count >= kLanes; count -= kLanes, to += kLanes, from += kLanes) store(to, load(from));
+  for (int64_t index = 0; index < count; ++index) to[index] = from[index];
+}
+
 inline int64_t round_up_to_lanes(int64_t size) { return (size + kLanes - 1) / kLanes * kLanes; }
 
 // a > b ? a : b, in the one instruction that does it: the compiler makes two of it at AVX-512.

@@ -62,22 +62,68 @@ def turned(x: torch.Tensor, step: Step) -> torch.Tensor:
     return torch.cat((pairs.real, pairs.imag), -1)
 
 
+def hadamard_matrix(dim: int) -> torch.Tensor:
+    """[dim, dim] float64 by Sylvester's construction: both halves mixed, and in each half blocks of a power of two."""
+    pair = torch.tensor([[1.0, 1.0], [1.0, -1.0]], dtype=torch.float64)
+    half, matrix = dim // 2, torch.ones(1, 1, dtype=torch.float64)
+    while half % (2 * len(matrix)) == 0:
+        matrix = torch.kron(pair, matrix)
+    matrix = torch.kron(pair, torch.kron(torch.eye(half // len(matrix)).double(), matrix))
+    return matrix / matrix[0].abs().sum().sqrt()
+
+
+@pytest.mark.parametrize("dim", [6, 64, 80])
 @pytest.mark.parametrize("dtype", FORMATS + FP8)
 @pytest.mark.parametrize("norms", [False, True])
-def test_ref_equals_the_formulas(norms: bool, dtype: KVDtype) -> None:
-    step = Step(5, 6, norms=norms)
+def test_ref_equals_the_formulas(norms: bool, dtype: KVDtype, dim: int) -> None:
+    step = Step(5, dim, norms=norms)
     query, cache = step.run(ref, dtype)
     q, k, v = step.heads()
     if norms:
         q, k = rms_norm(q, step.norms[0], 0.01), rms_norm(k, step.norms[1], 0.01)
-    torch.testing.assert_close(query.double(), turned(q, step), atol=1e-6, rtol=1e-6)
-    for actual, exact in zip(stored(cache, step.slots.tolist()), (turned(k, step), v.double()), strict=True):
+    q, k = turned(q, step), turned(k, step)
+    if dtype == "int8":
+        q, k = q @ hadamard_matrix(dim), k @ hadamard_matrix(dim)
+    torch.testing.assert_close(query.double(), q, atol=2e-6, rtol=1e-6)
+    for actual, exact in zip(stored(cache, step.slots.tolist()), (k, v.double()), strict=True):
         # int8: half a step of the head's largest number / 127.
         if dtype == "int8":
             atol = exact.abs().amax(-1, keepdim=True) / 253
         else:
             atol = ROUNDING[dtype] * exact.abs() + LEAST.get(dtype, 0.0) + 1e-6
         assert ((actual - exact).abs() <= atol).all()
+
+
+@pytest.mark.parametrize("dim", [2, 6, 64, 80, 96])
+def test_in_int8_products_of_queries_and_keys_stay(dim: int) -> None:
+    """Keys that int8 holds without an error are read back as what they were, but for a rotation that queries share."""
+    step = Step(5, dim)
+    step.cos, step.sin = torch.ones_like(step.cos), torch.zeros_like(step.sin)
+    matrix = hadamard_matrix(dim).float()
+    whole = torch.randint(-126, 127, (5, KV_HEADS, dim), generator=torch.Generator().manual_seed(dim)).float()
+    whole[..., 0] = 127
+    start = HEADS * dim
+    step.qkv[:, start : start + KV_HEADS * dim] = (whole @ matrix).flatten(1)
+    for module in (ref, cpu) if native.cpu else (ref,):
+        query, cache = step.run(module, "int8")
+        keys = stored(cache, step.slots.tolist())[0]
+        torch.testing.assert_close(keys, whole, atol=1e-4, rtol=1e-5)
+        before = torch.einsum("qhd,ktd->qhkt", step.heads()[0], step.heads()[1])
+        torch.testing.assert_close(torch.einsum("qhd,ktd->qhkt", query, keys), before, atol=1e-3, rtol=1e-4)
+
+
+def test_int8_keeps_small_dimensions_beside_a_large_one() -> None:
+    """Without the rotation the small ones would be 0: a step would be 100 / 127."""
+    step = Step(5, 64)
+    step.cos, step.sin = torch.ones_like(step.cos), torch.zeros_like(step.sin)
+    start = HEADS * 64
+    keys = step.qkv[:, start : start + 64]
+    keys.clamp_(-0.3, 0.3)
+    keys[:, 7] = 100.0
+    _, cache = step.run(ref, "int8")
+    read = stored(cache, step.slots.tolist())[0, :, 0] @ hadamard_matrix(64).float()
+    assert (read - keys).abs().max() < 0.3
+    assert (read - keys).square().mean() < keys[:, :7].square().mean() / 4
 
 
 @pytest.mark.parametrize("dtype", FORMATS)

@@ -14,8 +14,9 @@
 A request's queries are its last tokens: query i of n stands at position seq_len - n + i and sees the keys at
 that position and before. Where there are as many queries as requests, each request has one. The new keys and values
 are in the cache already. Table entries of blocks that lie wholly before the window may be 0. Arithmetic is in float32,
-save for a bfloat16 cache on processors that multiply bfloat16, where queries and weights are rounded to it and sums are
-not; and a request's result does not depend on the other requests of the batch, save for flash-attn's.
+save for two caches on x86 processors: bfloat16 on those that multiply it, where queries and weights are rounded to it
+and sums are not; and int8 from AVX2 on, where both become integers of 16 bits and sums are exact. A request's result
+does not depend on the other requests of the batch, save for flash-attn's.
 """
 
 from __future__ import annotations

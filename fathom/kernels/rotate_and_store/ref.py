@@ -28,8 +28,11 @@ def rotate_and_store(
     if key_norm is not None:
         key = rms_norm(key, key_norm, eps)
     cos, sin = cos[positions], sin[positions]
-    store(rotate(key, cos, sin), value, slot_mapping, cache)
-    return rotate(query, cos, sin)
+    query, key = rotate(query, cos, sin), rotate(key, cos, sin)
+    if cache.scales is not None:
+        query, key = hadamard(query).to(query.dtype), hadamard(key)
+    store(key, value, slot_mapping, cache)
+    return query
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -37,6 +40,24 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
     a, b = x.float().chunk(2, dim=-1)
     cos, sin = cos[:, None], sin[:, None]
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
+
+
+def hadamard(x: torch.Tensor) -> torch.Tensor:
+    """x [..., head_dim] by the package's orthonormal matrix, in float32."""
+    x = x.float().unflatten(-1, (2, -1))
+    half = x.shape[-1]
+    block = half & -half
+    x = _sums_and_differences(x, -2).unflatten(-1, (-1, block))
+    distance = block // 2
+    while distance:
+        x = _sums_and_differences(x.unflatten(-1, (-1, 2, distance)), -2).flatten(-3)
+        distance //= 2
+    return x.flatten(-3) * (2 * block) ** -0.5
+
+
+def _sums_and_differences(x: torch.Tensor, dim: int) -> torch.Tensor:
+    a, b = x.unbind(dim)
+    return torch.stack((a + b, a - b), dim)
 
 
 def store(key: torch.Tensor, value: torch.Tensor, slot_mapping: torch.Tensor, cache: KVCache) -> None:

@@ -48,6 +48,7 @@ def rotate_and_store(
         KV_HEADS=num_kv_heads,
         HALF=head_dim // 2,
         TILE=power_of_two(head_dim // 2),
+        STEPS=_steps(head_dim // 2),
         PAGE=cache.block_size,
         KEY_DIM=cache.keys.stride(2),
         KEY_TOKEN=cache.keys.stride(3),
@@ -57,6 +58,11 @@ def rotate_and_store(
         num_warps=1,  # half a head is little more than its threads
     )
     return queries
+
+
+def _steps(half: int) -> int:
+    """Of the Hadamard transform within half a head: the power of two in its size."""
+    return (half & -half).bit_length() - 1
 
 
 def _largest(cache: KVCache) -> float:
@@ -87,6 +93,16 @@ def _to_int8(first, second, scale):
 
 
 @triton.jit
+def _hadamard(x, STEPS: tl.constexpr, TILE: tl.constexpr):
+    """Each block of 2^STEPS numbers of x [TILE] made sums of them all, with signs."""
+    for step in tl.static_range(STEPS):  # of numbers that lie 2^(STEPS - 1 - step) apart
+        pairs = tl.reshape(x, (TILE >> (STEPS - step), 2, 1 << (STEPS - 1 - step)))
+        a, b = tl.split(tl.trans(pairs, (0, 2, 1)))
+        x = tl.reshape(tl.trans(tl.join(a + b, a - b), (0, 2, 1)), (TILE,))
+    return x
+
+
+@triton.jit
 def _rotate_and_store(
     qkv,
     qkv_stride,
@@ -108,6 +124,7 @@ def _rotate_and_store(
     KV_HEADS: tl.constexpr,
     HALF: tl.constexpr,
     TILE: tl.constexpr,
+    STEPS: tl.constexpr,
     PAGE: tl.constexpr,
     KEY_DIM: tl.constexpr,
     KEY_TOKEN: tl.constexpr,
@@ -134,6 +151,11 @@ def _rotate_and_store(
         turned = first * c - second * s
         second = (second * c + first * s).to(dtype).to(tl.float32)
         first = turned.to(dtype).to(tl.float32)
+        if SCALED:
+            factor = 1.0 / tl.sqrt(2.0 * (1 << STEPS))
+            total, difference = first + second, first - second
+            first = _hadamard(total, STEPS, TILE) * factor
+            second = _hadamard(difference, STEPS, TILE) * factor
     if head < HEADS:
         place = queries + (token * HEADS + head) * (2 * HALF) + half
         tl.store(place, first.to(dtype), mask=inside)
