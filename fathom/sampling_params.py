@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from enum import IntEnum
 from numbers import Real
 from operator import index
@@ -291,7 +292,8 @@ def _token_ids(name: str, value: Any) -> list[int]:
 def _bias_key(key: Any) -> int:
     """A token id, also as the string that it becomes as a key of JSON."""
     if isinstance(key, str) and key.strip().isdecimal():
-        key = int(key)
+        with suppress(ValueError):  # it has more digits than Python reads
+            key = int(key)
     return _integer("logit_bias", key, 0, None)
 
 

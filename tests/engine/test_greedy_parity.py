@@ -77,11 +77,13 @@ def test_the_default_model_on_twenty_prompts(smollm2_path: Path, smollm2_oracle)
             check_greedy(smollm2_oracle, output.prompt_token_ids, answer.token_ids, answer.logprobs)
 
 
-def test_prompt_logprobs_of_a_chunked_prompt(tiny: Callable[[str], Path]) -> None:
+@pytest.mark.parametrize("budget", [16, 140, 2048])
+def test_prompt_logprobs_of_a_chunked_prompt(tiny: Callable[[str], Path], budget: int) -> None:
+    """Chunks of fewer positions than are scored at once, of a few more, and the whole prompt."""
     oracle = load_oracle(tiny("llama-gqa"))
-    prompt = PROMPTS[4]
+    prompt = [5 + 7 * i * i % 480 for i in range(200)]
     params = SamplingParams(temperature=0.0, max_tokens=2, prompt_logprobs=3, ignore_eos=True)
-    with LLM(str(tiny("llama-gqa")), multiprocess=False, max_num_batched_tokens=16, num_threads=1) as llm:
+    with LLM(str(tiny("llama-gqa")), multiprocess=False, max_num_batched_tokens=budget, num_threads=1) as llm:
         for _ in range(2):  # the second time nothing may come from the prefix cache
             (output,) = llm.generate([prompt], params, use_tqdm=False)
             assert output.num_cached_tokens == 0

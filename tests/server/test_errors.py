@@ -103,7 +103,8 @@ COMPLETION_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"stop_token_ids": [-5]}, "stop_token_ids"),
     ({"logit_bias": {"a": 1}}, "logit_bias"),
     ({"logit_bias": {"99999": 1}}, "logit_bias"),
-    ({"logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias"),
+    ({"logit_bias": {"9" * 5000: 1}}, "logit_bias"),  # more digits than Python reads
+    ({"logit_bias": {f"{i % 500:0{3 + i // 500}}": 1 for i in range(1025)}}, "logit_bias"),  # too many, all good
     ({"allowed_token_ids": []}, "allowed_token_ids"),
     ({"allowed_token_ids": [7], "stop_token_ids": [7], "min_tokens": 1, "max_tokens": 2}, "allowed_token_ids"),
     ({"bad_words": [""]}, "bad_words"),

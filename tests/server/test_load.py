@@ -71,6 +71,8 @@ def test_waiting_prompt_tokens_are_limited_too(guarded: Server) -> None:
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "queue_full")
     assert waits.result().status_code == 200
     assert comes_true(lambda: idle(guarded))
+    for _ in range(2):  # those that have begun do not count, and one alone may be longer than the limit
+        assert guarded.post("/v1/completions", prompt=[5] * 3100, max_tokens=1).status_code == 200
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
@@ -119,6 +121,21 @@ def test_a_deadline_ends_the_answer_as_it_is(guarded: Server, streamed: bool) ->
     assert (queued["choices"][0]["text"], queued["choices"][0]["finish_reason"]) == ("", "abort")
     bad = guarded.http.post("/v1/completions", json={"prompt": "A"}, headers={"X-Request-Timeout": "soon"})
     assert (bad.status_code, bad.json()["error"]["param"]) == (400, "X-Request-Timeout")
+
+
+def test_a_deadline_is_over_with_its_request(guarded: Server) -> None:
+    """What has ended in time is not ended again when its time is up, which is before that of a later one."""
+    for number, seconds in enumerate((0.3, 3, 30)):  # the first that is enough for a token here
+        in_time = {"prompt": "A", "max_tokens": 1, "timeout": seconds, "request_id": f"in-time-{number}"}
+        ended = guarded.post("/v1/completions", **in_time).json()["choices"][0]["finish_reason"]
+        if ended == "length":
+            break
+    assert ended == "length"
+    late = guarded.post("/v1/completions", **LONG, timeout=seconds, request_id="late").json()["choices"][0]
+    assert (late["finish_reason"], late["stop_reason"]) == ("abort", "deadline")
+    told = [line for line in guarded.log.read_text().splitlines() if line.endswith(" ends: deadline")]
+    assert "late" in told[-1]
+    assert not any(f"in-time-{number}" in line for line in told)
 
 
 def open_lines(server: Server, body: dict[str, Any]) -> Iterator[str]:
