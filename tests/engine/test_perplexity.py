@@ -4,8 +4,8 @@ So do int8 and fp16 of an unquantised checkpoint, and int4 of one whose numbers 
 Keys and values are int8 by default, except where keys have a bias; asked for there, int8 costs up to 2 %.
 
 The texts are in the public domain: the opening of chapter 1 of Herman Melville's "Moby-Dick; or, The Whale" (1851), and
-chapter I of Lewis Carroll's "Alice's Adventures in Wonderland" (1865). On fewer tokens than these, 3,600, the rounding of
-activations alone moves a perplexity by a percent from one instruction set level to another.
+chapter I of Lewis Carroll's "Alice's Adventures in Wonderland" (1865). On fewer tokens than these, 3,600, the rounding
+of activations alone moves a perplexity by a percent from one instruction set level to another.
 """
 
 from __future__ import annotations
