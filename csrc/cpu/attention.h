@@ -9,6 +9,7 @@
 constexpr int64_t kDirectRows = 16;                 // rows for which a copy of the keys and values would not pay
 constexpr int64_t kFetchedByHead = 1024;            // bytes, while the weights of its rows are computed
 constexpr int64_t kPackedStride = kTile + kLanes;  // of packed keys, from a dimension to the next
+static_assert(kRange * 127 * static_cast<int64_t>(kLargestInteger) < int64_t{1} << 31);  // sums of weights and values
 
 // Rows of a KV head that are multiplied at once, and the keys that at least one of them sees.
 struct RowStep {
